@@ -1,0 +1,239 @@
+"""The scenario: what a user asks, as a checked value. `load.py` reads it from YAML.
+
+Every field has a default. Durations, sizes and bandwidths take text with a unit and are SI inside.
+A value whose feature is not there is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
+
+from tonnage.scenarios.catalogue import load_gpu, load_model
+from tonnage.scenarios.schema_base import (
+    AutoFraction,
+    AutoText,
+    Bandwidth,
+    Bytes,
+    Number,
+    Seconds,
+    Section,
+    Text,
+    WholeOrZero,
+    did_you_mean,
+    field_error,
+)
+from tonnage.scenarios.schema_pools import PoolSection, PoolsSection, Role
+from tonnage.scenarios.schema_traffic import TrafficSection
+from tonnage.sim.domain import (
+    BadInputError,
+    EngineSpec,
+    GpuSpec,
+    LinkSpec,
+    ModelSpec,
+    Objective,
+)
+from tonnage.sim.traffic.lengths import LengthDistribution
+from tonnage.sim.traffic.spec import TraceSource, TrafficSpec
+
+# The versions whose rules were read: what `version: auto` means.
+ENGINE_VERSIONS = {"sglang": "0.5.23", "vllm": "0.33"}
+
+_METRICS = ("ttft", "tpot", "itl", "e2e")
+_QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+_OBJECTIVES = {
+    f"{metric}_{name}": (metric, quantile)
+    for metric in _METRICS
+    for name, quantile in _QUANTILES.items()
+}
+_PATH_LIKE = re.compile(r"[/\\]|\.json$")
+_SHIPPED_TRACES = Path(__file__).parent / "traces"
+
+
+def _none_yet(value: float) -> float:
+    if value != 0.0:
+        raise field_error("", f"{value:g} bytes is not accepted; only 0B is (no cache tier)")
+    return value
+
+
+def _known_objectives(value: object) -> object:
+    for key in value if isinstance(value, dict) else ():
+        if key not in _OBJECTIVES:
+            raise field_error(
+                str(key), f"unknown objective; {did_you_mean(str(key), list(_OBJECTIVES))}"
+            )
+    return value
+
+
+class EngineSection(Section):
+    """The serving engine whose memory and scheduling rules hold."""
+
+    name: Literal["sglang", "vllm"] = "sglang"
+    version: AutoText = None
+    mem_fraction: AutoFraction = None
+    mem_fraction_source: Literal["given", "fitted"] = "given"
+
+    def spec(self) -> EngineSpec:
+        """Return the engine with its version filled in."""
+        source = "auto" if self.mem_fraction is None else self.mem_fraction_source
+        version = self.version or ENGINE_VERSIONS[self.name]
+        return EngineSpec(self.name, version, self.mem_fraction, source)
+
+
+class LinkSection(Section):
+    """The path of KV from prefill to decode; `setup` passes before the first byte."""
+
+    kind: Literal["nvlink", "rdma", "tcp", "pcie"] = "rdma"
+    bandwidth: Bandwidth = 50e9  # 400Gb/s, one direction
+    per: Literal["gpu"] = "gpu"
+    setup: Seconds = 0.0
+
+
+class RouterSection(Section):
+    """How the next instance of a pool is chosen."""
+
+    policy: Literal["round_robin", "random", "least_requests", "token_aware"] = "token_aware"
+    affinity: Literal["none"] = "none"
+
+
+class CacheSection(Section):
+    """Prefix cache and its tiers."""
+
+    gpu: Literal[False] = False
+    host: Annotated[Bytes, AfterValidator(_none_yet)] = 0.0
+    nvme: Annotated[Bytes, AfterValidator(_none_yet)] = 0.0
+
+
+class PriceSection(Section):
+    """What a GPU costs; without a price no cost is reported."""
+
+    gpu_hour_usd: Annotated[Number, Field(ge=0)] | None = None
+
+
+Limit = Annotated[Seconds, Field(gt=0)]
+
+
+class Scenario(Section):
+    """A deployment, the traffic it meets, and what is asked of it."""
+
+    name: Text = "scenario"
+    description: Text = ""
+    model: Text = "kimi-k2.6"
+    gpu: Text = "h200-sxm"
+    engine: EngineSection = EngineSection()
+    traffic: TrafficSection = TrafficSection()
+    pools: PoolsSection = PoolsSection(serve=PoolSection(kv="fp8_e4m3"))
+    link: LinkSection = LinkSection()
+    router: RouterSection = RouterSection()
+    cache: CacheSection = CacheSection()
+    slo: Annotated[dict[str, Limit], BeforeValidator(_known_objectives)] = Field(default={})
+    price: PriceSection = PriceSection()
+    profile: Literal["auto", "datasheet"] = "auto"
+    seed: WholeOrZero = 0
+    # Partial scenarios by name, merged over this one by `load.load_variants`.
+    variants: dict[str, dict[str, Any]] = Field(default={}, exclude=True)
+
+    _source: str = PrivateAttr(default="scenario")
+    _folder: Path = PrivateAttr(default=Path())
+
+    @model_validator(mode="after")
+    def _pools_fit_the_traffic(self) -> Scenario:
+        pools, kind = self.pools, self.traffic.kind
+        if kind == "resident":
+            if pools.decode is None:
+                raise field_error(
+                    "pools.decode", "kind resident holds its requests in a decode pool"
+                )
+        elif pools.serve is None:
+            for role in ("prefill", "decode"):
+                if getattr(pools, role) is None:
+                    problem = f"missing; kind {kind} needs prefill and decode, or serve alone"
+                    raise field_error(f"pools.{role}", problem)
+        return self
+
+    def came_from(self, source: str, folder: Path) -> Scenario:
+        """Remember the file that messages name and the folder that relative paths start from."""
+        self._source, self._folder = source, folder
+        return self
+
+    # --- domain values --------------------------------------------------------------------------
+
+    def objectives(self) -> tuple[Objective, ...]:
+        """Return the latency objectives of `slo`."""
+        return tuple(Objective(*_OBJECTIVES[key], limit_s) for key, limit_s in self.slo.items())
+
+    def link_spec(self) -> LinkSpec:
+        """Return the handoff path."""
+        return LinkSpec(self.link.kind, self.link.bandwidth, self.link.setup)
+
+    def engine_spec(self) -> EngineSpec:
+        """Return the engine with its version filled in."""
+        return self.engine.spec()
+
+    def model_spec(self) -> ModelSpec:
+        """Load the model; a relative path starts from the scenario's folder."""
+        beside = self._folder / self.model
+        is_path = _PATH_LIKE.search(self.model) is not None
+        with self._naming("model"):
+            return load_model(str(beside) if is_path and beside.exists() else self.model)
+
+    def gpu_spec(self, role: Role) -> GpuSpec:
+        """Load the GPU of a pool: its own, or the scenario's."""
+        own = self.pools.named()[role].gpu
+        with self._naming("gpu" if own is None else f"pools.{role}.gpu"):
+            return load_gpu(own or self.gpu)
+
+    def traffic_spec(self) -> TrafficSpec:
+        """Return the traffic; reads the files of `file` lengths and finds the trace."""
+        traffic = self.traffic
+        return TrafficSpec(
+            kind=traffic.kind,
+            concurrency=traffic.concurrency,
+            rates_per_s=traffic.rate_per_s or (),
+            coefficient_of_variation=traffic.coefficient_of_variation,
+            input_tokens=self._length("input_tokens"),
+            output_tokens=self._length("output_tokens"),
+            requests=traffic.requests,
+            trace=self._trace() if traffic.kind == "trace" else None,
+        )
+
+    def _length(self, name: Literal["input_tokens", "output_tokens"]) -> LengthDistribution:
+        length = self.traffic.input_tokens if name == "input_tokens" else self.traffic.output_tokens
+        with self._naming(f"traffic.{name}"):
+            return length.distribution(self._folder)
+
+    def _trace(self) -> TraceSource:
+        traffic = self.traffic
+        assert traffic.path is not None  # TrafficSection asks for it
+        with self._naming("traffic.path"):
+            path = _find_trace(traffic.path, self._folder)
+        return TraceSource(path, traffic.format, traffic.rate_scale, traffic.limit)
+
+    @contextmanager
+    def _naming(self, field: str) -> Iterator[None]:
+        """Put the file and the field before the message of a domain error."""
+        try:
+            yield
+        except BadInputError as error:
+            raise BadInputError(f"{self._source}: {field}: {error}") from error
+
+    def resolved(self) -> dict[str, Any]:
+        """Return every field with its value, in SI; as a scenario file it says the same."""
+        return self.model_dump(mode="json")
+
+
+def _find_trace(name: str, folder: Path) -> Path:
+    """Look beside the scenario, among the shipped traces, then in the working folder."""
+    for place in (folder, _SHIPPED_TRACES, Path()):
+        if (place / name).is_file():
+            return place / name
+    shipped = ", ".join(sorted(path.name for path in _SHIPPED_TRACES.glob("*.gz")))
+    raise BadInputError(
+        f"no trace file {name!r} beside the scenario or in the working folder; "
+        f"give its path, or a shipped one: {shipped}"
+    )

@@ -1,0 +1,1 @@
+"""Predicts: pure capacity, traffic and scheduling models; the clock lives in `engine` alone."""

@@ -1,0 +1,1 @@
+"""Cost of a step: operators to seconds."""

@@ -1,0 +1,365 @@
+"""The types everybody shares: frozen, checked, in SI units, importing nobody.
+
+Bytes, seconds, tokens, FLOP. ``None`` is unknown or absent, never a sentinel number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+class TonnageError(Exception):
+    """A condition the user can mend; its text is the whole message."""
+
+    exit_code = 2
+
+
+class BadInputError(TonnageError):
+    """The input is wrong: the message names file, field and mend."""
+
+    exit_code = 2
+
+
+class InfeasibleError(TonnageError):
+    """The input is right and does not fit: the message names what is missing and what would fit."""
+
+    exit_code = 3
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise BadInputError(message)
+
+
+# --- model geometry -----------------------------------------------------------------------------
+
+
+class Shard(StrEnum):
+    """How one weight tensor is spread over the ranks of an instance."""
+
+    ATTENTION = "attention"  # split by attention heads: over tp / attention_dp ranks
+    KV_HEADS = "kv_heads"  # as ATTENTION, but at most kv_heads ways; replicated beyond
+    MLP = "mlp"  # split over tp ranks
+    EXPERT = "expert"  # whole experts over ep ranks, each expert over tp / ep ranks
+    VOCAB = "vocab"  # split over tp ranks by vocabulary
+    REPLICATED = "replicated"  # every rank of the stage holds all of it
+
+
+class Role(StrEnum):
+    """What a weight tensor is for; itemises memory and picks the operator that reads it."""
+
+    EMBEDDING = "embedding"
+    HEAD = "head"
+    NORM = "norm"
+    ATTENTION = "attention"
+    INDEXER = "indexer"
+    DENSE_MLP = "dense_mlp"
+    ROUTER = "router"
+    SHARED_EXPERT = "shared_expert"
+    ROUTED_EXPERT = "routed_expert"
+    VISION = "vision"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTensor:
+    """One weight matrix `[copies, out_features, in_features]` and how it is stored and spread."""
+
+    name: str
+    role: Role
+    out_features: int
+    in_features: int
+    format: str
+    shard: Shard
+    copies: int = 1
+    shard_ways_max: int | None = None  # KV_HEADS: the number of kv heads
+
+    def __post_init__(self) -> None:
+        _require(
+            min(self.out_features, self.in_features, self.copies) > 0,
+            f"weight {self.name}: sizes must be positive",
+        )
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights, all copies together."""
+        return self.copies * self.out_features * self.in_features
+
+
+@dataclass(frozen=True, slots=True)
+class GqaAttention:
+    """Multi-head or grouped-query attention, K and V stored per kv head."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    window_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(
+            self.heads % self.kv_heads == 0,
+            f"{self.heads} attention heads are not a multiple of {self.kv_heads} kv heads",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """The lightning indexer of sparse attention: its own small key cache per token."""
+
+    heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class MlaAttention:
+    """Multi-head latent attention: one latent of `kv_lora_rank + rope_dim` per token.
+
+    `sparse_top_k` is set when the layer attends to that many selected tokens only (DSA);
+    `indexer` is set on the layers that own the indexer which selects them.
+    """
+
+    heads: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    sparse_top_k: int | None = None
+    indexer: Indexer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinearAttention:
+    """Linear attention or a Mamba layer: a fixed state per sequence instead of KV per token.
+
+    `recurrent_elements` and `convolution_elements` count the numbers of one sequence's state over
+    all heads; engines keep the recurrent part in FP32 or BF16 and the rest in BF16.
+    """
+
+    kind: str
+    heads: int
+    recurrent_elements: int
+    convolution_elements: int
+
+
+Attention = GqaAttention | MlaAttention | LinearAttention
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMlp:
+    """A gated or plain feed-forward block."""
+
+    intermediate_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoeMlp:
+    """Routed experts with optional shared experts."""
+
+    experts: int
+    top_k: int
+    intermediate_size: int
+    shared_experts: int = 0
+
+    def __post_init__(self) -> None:
+        _require(0 < self.top_k <= self.experts, f"top_k {self.top_k} of {self.experts} experts")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One transformer layer: its attention, its MLP (either may be absent) and its weights."""
+
+    attention: Attention | None
+    mlp: DenseMlp | MoeMlp | None
+    weights: tuple[WeightTensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model as a checkpoint describes it, layer by layer.
+
+    `outer_weights` are those of no layer (embeddings, head, final norm, vision tower);
+    `mtp_layers` are the multi-token-prediction layers that a checkpoint carries and a server
+    loads only when it speculates. `native_kv_format` is what `kv: auto` means for it.
+    """
+
+    name: str
+    architecture: str
+    hidden_size: int
+    vocab_size: int
+    max_context_tokens: int
+    layers: tuple[LayerSpec, ...]
+    outer_weights: tuple[WeightTensor, ...]
+    mtp_layers: tuple[LayerSpec, ...] = ()
+    native_weight_format: str = "bf16"
+    verified: bool = True
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        _require(bool(self.layers), f"{self.name}: a model needs at least one layer")
+
+    @property
+    def parameters(self) -> int:
+        """Total number of weights without the MTP layers (the convention of model names)."""
+        in_layers = sum(w.parameters for layer in self.layers for w in layer.weights)
+        return in_layers + sum(w.parameters for w in self.outer_weights)
+
+
+# --- hardware -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """One GPU: memory as the driver reports it, datasheet rates, and where each figure is from."""
+
+    name: str
+    memory_bytes: int
+    memory_bandwidth_bytes_per_s: float
+    dense_flops_per_s: Mapping[str, float] = field(hash=False)  # by compute format: bf16 fp8 fp4..
+    nvlink_bytes_per_s: float | None  # one direction, per GPU; None without NVLink
+    pcie_bytes_per_s: float  # one direction
+    network_bytes_per_s: float  # one direction, per GPU
+    gpus_per_node: int
+    compute_capability: str
+    sources: Mapping[str, str] = field(hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpec:
+    """The path that KV takes from a prefill to a decode instance."""
+
+    kind: str
+    bandwidth_bytes_per_s: float  # one direction, per GPU of the sending instance
+    setup_s: float
+
+
+# --- deployment ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelLayout:
+    """How one instance spreads over `tp * pp` GPUs.
+
+    `attention_dp` and `ep` divide `tp` (SGLang's convention: `--tp 8 --dp 8` is eight ranks, each
+    with its own requests; vLLM's `-tp 1 -dp 8` is the same layout). `dcp` shares the KV of one
+    request among that many of the attention ranks.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    attention_dp: int = 1
+    dcp: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "ep", "attention_dp", "dcp"):
+            _require(getattr(self, name) >= 1, f"{name}: must be at least 1")
+        _require(self.tp % self.ep == 0, f"ep {self.ep} does not divide tp {self.tp}")
+        _require(
+            self.tp % self.attention_dp == 0,
+            f"attention_dp {self.attention_dp} does not divide tp {self.tp}",
+        )
+        _require(
+            self.attention_tp % self.dcp == 0,
+            f"dcp {self.dcp} does not divide the {self.attention_tp} attention ranks",
+        )
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one instance."""
+        return self.tp * self.pp
+
+    @property
+    def attention_tp(self) -> int:
+        """Ranks among which one request's attention heads are split."""
+        return self.tp // self.attention_dp
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """A serving engine and its version; `mem_fraction` None is the engine's own default."""
+
+    name: str
+    version: str
+    mem_fraction: float | None = None
+    mem_fraction_source: str = "auto"  # auto | given | fitted
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """Identical instances that do one job: `prefill`, `decode` or both (`serve`)."""
+
+    role: str
+    instances: int
+    layout: ParallelLayout
+    weights: str  # native, or a format name: the checkpoint the pool loads
+    kv_format: str
+    page_tokens: int
+    chunk_tokens: int  # largest number of prompt tokens in one prefill step
+    max_running_requests: int
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole pool."""
+        return self.instances * self.layout.gpus
+
+
+# --- work ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of the offered load. `output_tokens` counts the first token too."""
+
+    id: int
+    arrival_s: float
+    input_tokens: int
+    output_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.input_tokens < 1 or self.output_tokens < 1:
+            raise BadInputError(
+                f"request {self.id}: {self.input_tokens} input and {self.output_tokens} output "
+                "tokens; both must be at least 1"
+            )
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens whose KV it holds when it ends (the last token's KV is never written)."""
+        return self.input_tokens + self.output_tokens - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one engine instance runs next: prompt chunks, decoding requests, or both.
+
+    `decode_context_tokens` `[decode requests]`: tokens that each one's attention reads in the first
+    of the steps; it grows by one per step. `prefill_new_tokens`, `prefill_past_tokens`
+    `[prefill requests]`: tokens of the chunk and tokens already in the cache before it.
+    """
+
+    decode_context_tokens: IntArray
+    prefill_new_tokens: IntArray
+    prefill_past_tokens: IntArray
+
+    @property
+    def decode_requests(self) -> int:
+        """Requests that each get one token."""
+        return len(self.decode_context_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """One latency objective, such as 95 % of TTFT within 5 s."""
+
+    metric: str  # ttft | tpot | itl | e2e
+    quantile: float
+    limit_s: float

@@ -1,0 +1,1 @@
+"""The only rooms that know SimPy: instances, transfers, the simulation."""

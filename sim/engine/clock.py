@@ -1,0 +1,101 @@
+"""Simulated time: a grid on which sums are exact, and events that end a step.
+
+Times are multiples of 2**-34 s (58 ps). Sums and differences of such numbers are exact in double
+precision up to 2**19 s (six days), so that adding steps one by one and adding a whole segment give
+the same bits: `exact` and segment mode visit the same instants, ties included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+import simpy
+
+from tonnage.sim.domain import FloatArray
+
+TICK_S = 2.0**-34
+_TICKS_PER_S = 2.0**34
+
+Process = Generator[simpy.Event, Any, None]
+
+
+def on_grid(time_s: float) -> float:
+    """Return the multiple of 2**-34 s nearest to a time."""
+    return round(time_s * _TICKS_PER_S) / _TICKS_PER_S
+
+
+class StepEnd(simpy.Event):
+    """Fire at the end of a step, after all else that happens at that instant.
+
+    Arrivals at the very instant of a step's end are then seen by the decision that follows it.
+    Instances that end a step at the same instant go in the order of their index.
+    """
+
+    def __init__(self, env: simpy.Environment, delay_s: float, instance_index: int) -> None:
+        super().__init__(env)
+        self._ok = True
+        self._value = None
+        env.schedule(self, priority=2 + instance_index, delay=delay_s)  # type: ignore[arg-type]
+
+    def replace_by(self, earlier: StepEnd) -> None:
+        """Let whoever waits for this event be woken by an earlier one instead."""
+        earlier.callbacks, self.callbacks = self.callbacks, []
+
+
+class Segment:
+    """Consecutive steps of one instance, from `start_s` on, each a whole number of ticks.
+
+    Where a step ends does not depend on how many steps the segment holds.
+    """
+
+    __slots__ = (
+        "_cumulative",
+        "_env",
+        "_index",
+        "decode_requests",
+        "end",
+        "start_s",
+        "steps",
+        "ticks",
+    )
+
+    def __init__(
+        self, env: simpy.Environment, index: int, durations_s: FloatArray, decode_requests: int
+    ) -> None:
+        self._env = env
+        self._index = index
+        self.start_s = env.now
+        self.ticks = np.rint(durations_s * _TICKS_PER_S)
+        if not self.ticks[0] > 0:
+            raise ValueError(f"a step must take time, not {durations_s[0]} s")
+        self._cumulative = np.add.accumulate(self.ticks)
+        self.decode_requests = decode_requests
+        self.steps = len(self.ticks)  # how many of them will be done
+        self.end = StepEnd(env, self.end_of(self.steps) - env.now, index)
+
+    def end_of(self, step: int) -> float:
+        """Return the instant at which the given step, counted from 1, ends."""
+        return self.start_s + float(self._cumulative[step - 1]) * TICK_S
+
+    def steps_done(self) -> int:
+        """Return how many steps have ended by now."""
+        elapsed_ticks = (self._env.now - self.start_s) * _TICKS_PER_S
+        return int(self._cumulative.searchsorted(elapsed_ticks, side="right"))
+
+    def end_with_this_step(self) -> None:
+        """Drop the steps that have not begun; one that ends at this very instant counts as begun."""
+        elapsed_ticks = (self._env.now - self.start_s) * _TICKS_PER_S
+        steps = int(self._cumulative.searchsorted(elapsed_ticks)) + 1
+        if steps < self.steps:
+            earlier = StepEnd(self._env, self.end_of(steps) - self._env.now, self._index)
+            self.end.replace_by(earlier)
+            self.end, self.steps = earlier, steps
+
+
+def call_at(env: simpy.Environment, time_s: float, call: Any, argument: Any) -> None:
+    """Run ``call(argument)`` at an instant of simulated time."""
+    timeout = env.timeout(time_s - env.now)
+    assert timeout.callbacks is not None
+    timeout.callbacks.append(lambda _event: call(argument))

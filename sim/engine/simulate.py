@@ -1,0 +1,199 @@
+"""The simulation of one load on one deployment, from the first arrival to the last token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import simpy
+
+from tonnage.sim.domain import BadInputError, Request
+from tonnage.sim.engine.clock import Process, on_grid
+from tonnage.sim.engine.fleet import (
+    ColocatedFleet,
+    Deployment,
+    DisaggregatedFleet,
+    Fleet,
+    OnEnd,
+    ResidentFleet,
+)
+from tonnage.sim.results.records import Records
+from tonnage.sim.results.sketch import QuantileSketch
+from tonnage.sim.serving.sequence import Sequence
+from tonnage.sim.traffic.loads import ClosedLoad, Lengths, Load, OpenLoad, ResidentLoad
+
+Progress = Callable[[int], None]  # told the number of requests that have ended
+_PROGRESS_EVERY = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """One run: a record per request, the gaps between tokens, and the steady decode rate.
+
+    `steady_decode_tokens_per_s` counts the tokens of all decoding instances between the end of
+    the ramp (`steady_from_s`) and the last arrival (`steady_to_s`); None if that span is empty.
+    """
+
+    records: Records
+    gaps: QuantileSketch
+    makespan_s: float
+    busy_s: dict[str, list[float]]
+    steady_decode_tokens_per_s: float | None
+    steady_from_s: float
+    steady_to_s: float
+
+
+def simulate(
+    deployment: Deployment,
+    load: Load,
+    *,
+    seed: int = 0,
+    exact: bool = False,
+    progress: Progress | None = None,
+) -> RunResult:
+    """Run a load through a deployment; `exact` steps token by token with the same result."""
+    env = simpy.Environment()
+    run = _Run(env, load, progress)
+    run.fleet = _fleet(env, deployment, load, seed, run.end, exact=exact)
+    env.process(run.arrivals())
+    env.run(until=run.finished)
+    return run.result()
+
+
+def _fleet(
+    env: simpy.Environment,
+    deployment: Deployment,
+    load: Load,
+    seed: int,
+    on_end: OnEnd,
+    *,
+    exact: bool,
+) -> Fleet:
+    if isinstance(load, ResidentLoad):
+        return ResidentFleet(env, deployment, on_end, exact=exact)
+    if "serve" in deployment.pools:
+        return ColocatedFleet(env, deployment, seed, on_end, exact=exact)
+    return DisaggregatedFleet(env, deployment, seed, on_end, exact=exact)
+
+
+class _Run:
+    """The bookkeeping of one run: who arrives next, who has ended, when the load is steady."""
+
+    fleet: Fleet
+
+    def __init__(self, env: simpy.Environment, load: Load, progress: Progress | None) -> None:
+        self.finished = env.event()
+        self._env = env
+        self._load = load
+        self._progress = progress
+        self._records = Records()
+        self._lengths: Iterator[Lengths] = iter(() if isinstance(load, OpenLoad) else load.lengths)
+        self._sent = 0
+        self._due = 0
+        self._all_sent = False
+        self._ramp = _ramp_requests(load)
+        self._steady_from: tuple[float, int] = (0.0, 0)
+        self._steady_to: tuple[float, int] = (0.0, 0)
+
+    def arrivals(self) -> Process:
+        """Offer the load: open arrivals one by one, or the first set of closed requests."""
+        if isinstance(self._load, OpenLoad):
+            yield from self._open_arrivals(self._load.requests)
+            return
+        for position in range(self._load.concurrency):
+            self._send_one(position / self._load.concurrency)
+        yield self._env.timeout(0)
+
+    def _open_arrivals(self, requests: Iterable[Request]) -> Process:
+        for request in requests:
+            arrival_s = on_grid(request.arrival_s)
+            if arrival_s < self._env.now:
+                raise BadInputError(f"request {request.id} arrives before the one before it")
+            if arrival_s > self._env.now:
+                yield self._env.timeout(arrival_s - self._env.now)
+            self._sent += 1
+            self.fleet.arrive(Sequence(request))
+        self._no_more()
+        yield self._env.timeout(0)
+
+    def _send_next(self) -> None:
+        """Send a request; a loop, for one that is rejected at once makes the next one due."""
+        self._due += 1
+        if self._due > 1:
+            return
+        while self._due:
+            self._send_one()
+            self._due -= 1
+
+    def _send_one(self, written_share: float = 0.0) -> None:
+        lengths = next(self._lengths, None)
+        if lengths is None:
+            self._no_more()
+            return
+        request = Request(self._sent, self._env.now, lengths.input_tokens, lengths.output_tokens)
+        self._sent += 1
+        sequence = Sequence(request)
+        if isinstance(self._load, ResidentLoad):
+            written = int(written_share * (request.output_tokens - 1))
+            sequence.generated_tokens = 1 + written
+        self.fleet.arrive(sequence)
+
+    def end(self, sequence: Sequence) -> None:
+        """Take in a request that was served or rejected; a closed user sends the next."""
+        self._records.add(sequence)
+        ended = len(self._records)
+        if ended == self._ramp:
+            self._steady_from = self._decode_tokens()
+        if self._progress is not None and ended % _PROGRESS_EVERY == 0:
+            self._progress(ended)
+        if not isinstance(self._load, OpenLoad):
+            self._send_next()
+        self._finish_if_done()
+
+    def _no_more(self) -> None:
+        if not self._all_sent:
+            self._all_sent = True
+            self._steady_to = self._decode_tokens()
+        self._finish_if_done()
+
+    def _finish_if_done(self) -> None:
+        drained = len(self._records) == self._sent or isinstance(self._load, ResidentLoad)
+        if self._all_sent and drained and not self.finished.triggered:
+            self.finished.succeed()
+
+    def _decode_tokens(self) -> tuple[float, int]:
+        role = "serve" if "serve" in self.fleet.instances else "decode"
+        instances = self.fleet.instances[role]
+        return self._env.now, sum(instance.decode_tokens_at_now() for instance in instances)
+
+    def result(self) -> RunResult:
+        """Return what the run left behind."""
+        gaps = QuantileSketch()
+        for instances in self.fleet.instances.values():
+            for instance in instances:
+                gaps.merge(instance.gaps.sketch)
+        (from_s, from_tokens), (to_s, to_tokens) = self._steady_from, self._steady_to
+        rate = (to_tokens - from_tokens) / (to_s - from_s) if to_s > from_s else None
+        return RunResult(
+            records=self._records,
+            gaps=gaps,
+            makespan_s=float(self._env.now),
+            busy_s={
+                role: [instance.busy_s for instance in instances]
+                for role, instances in self.fleet.instances.items()
+            },
+            steady_decode_tokens_per_s=rate,
+            steady_from_s=from_s,
+            steady_to_s=to_s,
+        )
+
+
+def _ramp_requests(load: Load) -> int | None:
+    """Return how many requests must have ended before the load counts as steady.
+
+    Closed: as many as there are users, so that everyone's start is over. Open: the first one, when
+    decoding is under way. Resident: none, the batch starts in its steady state.
+    """
+    if isinstance(load, ClosedLoad):
+        return load.concurrency
+    return 1 if isinstance(load, OpenLoad) else None

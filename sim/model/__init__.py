@@ -1,0 +1,1 @@
+"""Model geometry: what a checkpoint holds and what fits on a GPU."""

@@ -1,0 +1,234 @@
+"""What each serving engine does by default, per version, as data.
+
+Sources: SGLang 0.5.23 `srt/arg_groups/memory_hook.py`, `cuda_graph_hook.py` and
+`kv_cache_configurator.py`; vLLM 0.33 and its pull request 38284 (both the 0.92 fraction and the
+counting of CUDA graphs came with 0.21); vLLM activations: llm-d-planner pull request 205.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tonnage.sim.domain import (
+    BadInputError,
+    EngineSpec,
+    GpuSpec,
+    GqaAttention,
+    MlaAttention,
+    ModelSpec,
+)
+
+MIB = 2.0**20
+GIB = 2.0**30
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTier:
+    """Defaults of a GPU with less than `below_mib` of memory."""
+
+    below_mib: float
+    chunk_tokens: int
+    graph_batch_below_tp4: int
+    graph_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SglangRules:
+    """How SGLang sizes its pool: a fraction of the memory that is free before it loads weights.
+
+    The default fraction leaves a reserve: a base, so much per activation token, per 8 GPUs, per
+    captured batch size; never less than the floor on a large GPU. All in MiB.
+    """
+
+    version: str
+    tiers: tuple[MemoryTier, ...]
+    reserve_base_mib: float = 512
+    activation_mib_per_token: float = 1.5
+    activation_tokens_least: int = 2048
+    reserve_mib_per_8_gpus: float = 1024
+    graph_mib_per_sequence: float = 2
+    graph_dp_mib_per_sequence: float = 3
+    graph_dp_large_mib_per_sequence: float = 1.5
+    graph_dp_large_batch: int = 300
+    prefill_graph_mib_per_size: float = 8
+    prefill_graph_mla_mib: float = 1536
+    reserve_least_mib: float = 10 * 1024
+    reserve_least_above_mib: float = 60 * 1024
+    vision_factor: float = 0.95  # not in a decode pool; x 0.8 to 1.05 by the tower's size
+    vision_cache_mib: float = 100
+    max_prefill_tokens: int = 16384
+    running_requests_least: int = 2048
+    running_requests_most: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class VllmRules:
+    """How vLLM sizes its pool: a fraction of all memory, less what a profiling run has used.
+
+    `sampler_copies`: how many FP32 `[max running requests, vocabulary]` arrays the profiled
+    sampler holds; it is what binds the activation peak of all but small batches.
+    """
+
+    version: str
+    memory_fraction: float
+    counts_graphs: bool
+    sampler_copies: float
+    graph_mib_per_layer: float = 20
+    memory_fraction_most: float = 0.95
+
+
+EngineRules = SglangRules | VllmRules
+
+_SGLANG_TIERS = (
+    MemoryTier(20 * 1024, 2048, 8, 8),
+    MemoryTier(35 * 1024, 4096, 48, 160),
+    MemoryTier(60 * 1024, 4096, 32, 160),
+    MemoryTier(160 * 1024, 8192, 256, 512),
+    MemoryTier(float("inf"), 16384, 512, 512),
+)
+# Copies: 5.64 GiB (Qwen3-14B) to 7.38 GiB (gpt-oss) at 1024 requests until 0.16 are 9.6 to 9.9
+# arrays; 2.23 GiB (Qwen3-14B) and 2.21 GiB (Qwen2.5-7B) since 0.17 are 3.8.
+KNOWN_RULES: dict[str, tuple[EngineRules, ...]] = {
+    "sglang": (SglangRules("0.5.23", _SGLANG_TIERS),),
+    "vllm": (
+        VllmRules("0.11.0", 0.90, counts_graphs=False, sampler_copies=9.7),
+        VllmRules("0.16.0", 0.90, counts_graphs=False, sampler_copies=9.7),
+        VllmRules("0.17.0", 0.90, counts_graphs=False, sampler_copies=3.83),
+        VllmRules("0.19.0", 0.90, counts_graphs=False, sampler_copies=3.83),
+        VllmRules("0.21.0", 0.92, counts_graphs=True, sampler_copies=3.83),
+        VllmRules("0.33.0", 0.92, counts_graphs=True, sampler_copies=3.83),
+    ),
+}
+# Chunk and running requests of vLLM: (least memory, GiB), its API server's defaults.
+_VLLM_HUGE_GIB, _VLLM_LARGE_GIB = 160, 70
+_SGLANG_PAGE_TOKENS, _PAGED_KERNEL_TOKENS, _FA4_PAGE_TOKENS, _VLLM_PAGE_TOKENS = 1, 64, 128, 16
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenRules:
+    """The rules that stand for an engine version, and a remark when they are another's."""
+
+    rules: EngineRules
+    remark: str | None
+
+
+def rules_for(engine: EngineSpec) -> ChosenRules:
+    """Return the rules of the engine's version, else of the nearest older one that is known."""
+    if engine.name not in KNOWN_RULES:
+        valid = ", ".join(KNOWN_RULES)
+        raise BadInputError(f"engine.name: {engine.name!r} is not known; use one of {valid}")
+    known = KNOWN_RULES[engine.name]
+    asked = version_key(engine.version)
+    older = [rules for rules in known if version_key(rules.version) <= asked]
+    rules = older[-1] if older else known[0]
+    if version_key(rules.version) == asked:
+        return ChosenRules(rules, None)
+    why = "nearest older version known" if older else "oldest version known"
+    return ChosenRules(
+        rules, f"{engine.name} {engine.version}: memory rules of {rules.version}, the {why}"
+    )
+
+
+def version_key(version: str) -> tuple[int, int, int]:
+    """Return the first three numbers of a version, such as (0, 10, 1) of "0.10.1.dev101"."""
+    match = re.match(r"^v?(\d+)(?:\.(\d+))?(?:\.(\d+))?", version)
+    if match is None:
+        raise BadInputError(f"engine.version: {version!r} is not a version; write it like '0.5.23'")
+    major, minor, patch = match.groups(default="0")
+    return int(major), int(minor), int(patch)
+
+
+def default_chunk_tokens(engine: EngineSpec, gpu: GpuSpec) -> int:
+    """Return the prompt tokens of one prefill step (vLLM: `max_num_batched_tokens`)."""
+    rules = rules_for(engine).rules
+    if isinstance(rules, SglangRules):
+        return _tier(rules, gpu).chunk_tokens
+    if gpu.memory_bytes >= _VLLM_HUGE_GIB * GIB:
+        return 16384
+    return 8192 if _is_large_for_vllm(gpu) else 2048
+
+
+def default_max_prefill_tokens(engine: EngineSpec, gpu: GpuSpec) -> int:
+    """Return the prompt tokens of all requests of one prefill step."""
+    rules = rules_for(engine).rules
+    if isinstance(rules, SglangRules):
+        return rules.max_prefill_tokens
+    return default_chunk_tokens(engine, gpu)
+
+
+def default_page_tokens(engine: EngineSpec, model: ModelSpec, gpu: GpuSpec, kv_format: str) -> int:
+    """Return the tokens of one KV page under the attention kernel that the engine picks.
+
+    `kv_format` does not change it in the versions known. SGLang: 1, but 64 for DSA and for the
+    TensorRT-LLM kernels of compute capability 10.x (128 where K and V differ). vLLM: 16, MLA 64.
+    """
+    del kv_format
+    is_sglang = isinstance(rules_for(engine).rules, SglangRules)
+    attentions = {layer.attention for layer in model.layers}
+    latents = [attention for attention in attentions if isinstance(attention, MlaAttention)]
+    if not is_sglang:
+        return _PAGED_KERNEL_TOKENS if latents else _VLLM_PAGE_TOKENS
+    if any(attention.sparse_top_k is not None for attention in latents):
+        return _PAGED_KERNEL_TOKENS
+    if not gpu.compute_capability.startswith("10."):
+        return _SGLANG_PAGE_TOKENS
+    grouped = [attention for attention in attentions if isinstance(attention, GqaAttention)]
+    asymmetric = any(attention.head_dim != attention.value_dim for attention in grouped)
+    return _FA4_PAGE_TOKENS if asymmetric else _PAGED_KERNEL_TOKENS
+
+
+def default_max_running_requests(
+    engine: EngineSpec, gpu: GpuSpec, model: ModelSpec, kv_tokens: int | None = None
+) -> int:
+    """Return the requests that one attention-DP rank runs at once.
+
+    `kv_tokens` is the pool of that rank; SGLang's default depends on it, vLLM's does not.
+    """
+    rules = rules_for(engine).rules
+    if not isinstance(rules, SglangRules):
+        return 1024 if _is_large_for_vllm(gpu) else 256
+    if kv_tokens is None:
+        return rules.running_requests_least
+    estimate = int(kv_tokens / model.max_context_tokens * 512)
+    bounded = max(min(estimate, rules.running_requests_most), rules.running_requests_least)
+    return max(1, min(bounded, kv_tokens // 2))
+
+
+def captured_batch_sizes(
+    engine: EngineSpec, gpu: GpuSpec, tp: int, running_requests: int, speculating: bool = False
+) -> tuple[int, ...]:
+    """Return the decode batch sizes captured in CUDA graphs; a batch pads up to the next one."""
+    rules = rules_for(engine).rules
+    if not isinstance(rules, SglangRules):
+        most = min(2 * running_requests, 512)
+        sizes = [1, 2, 4, *range(8, 257, 8), *range(272, most + 1, 16)]
+        return tuple(size for size in sizes if size <= most)
+    most = min(default_graph_batch(rules, gpu, tp), running_requests)
+    sizes = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, most + 1, 32)]
+    if speculating:
+        sizes = [*range(1, 9), *range(10, 33, 2), *range(40, 65, 4), *range(72, 257, 8)]
+        sizes += range(272, most + 1, 16)
+    return tuple(sorted({size for size in sizes if size <= most} | {most}))
+
+
+def captured_prefill_sizes(chunk_tokens: int) -> tuple[int, ...]:
+    """Return the token counts that SGLang captures for prefill."""
+    sizes = [*range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64)]
+    sizes += [*range(1280, 4097, 256), *range(4608, chunk_tokens + 1, 512)]
+    return tuple(size for size in sizes if size <= chunk_tokens)
+
+
+def default_graph_batch(rules: SglangRules, gpu: GpuSpec, tp: int) -> int:
+    """Return the largest decode batch that SGLang captures."""
+    tier = _tier(rules, gpu)
+    return tier.graph_batch_below_tp4 if tp < 4 else tier.graph_batch
+
+
+def _tier(rules: SglangRules, gpu: GpuSpec) -> MemoryTier:
+    return next(tier for tier in rules.tiers if gpu.memory_bytes / MIB < tier.below_mib)
+
+
+def _is_large_for_vllm(gpu: GpuSpec) -> bool:
+    # vLLM leaves the A100 out by name, whatever its memory.
+    return gpu.memory_bytes >= _VLLM_LARGE_GIB * GIB and not gpu.name.startswith("a100")

@@ -1,0 +1,1 @@
+"""Results: per-request records, quantiles, summaries."""

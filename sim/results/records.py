@@ -1,0 +1,135 @@
+"""One row per request, kept as columns so that a hundred thousand of them stay small."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from tonnage.sim.domain import FloatArray, IntArray
+from tonnage.sim.serving.sequence import Sequence
+
+_INTEGERS = ("id", "input_tokens", "output_tokens", "prefill_instance", "decode_instance")
+_TIMES = (
+    "arrival_s",
+    "prefill_start_s",
+    "prefill_end_s",
+    "transfer_start_s",
+    "transfer_end_s",
+    "first_token_s",
+    "finish_s",
+)
+_COLUMNS = _INTEGERS + _TIMES
+_PENDING_ROWS = 8192
+_NAN = float("nan")
+
+
+class Records:
+    """Requests that ended, in the order in which they ended."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, list[NDArray[Any]]] = {name: [] for name in _COLUMNS}
+        self._pending: list[tuple[object, ...]] = []
+        self._settled = 0
+        self._reasons: dict[int, str] = {}  # row -> why it was rejected
+
+    def __len__(self) -> int:
+        return self._settled + len(self._pending)
+
+    def add(self, sequence: Sequence) -> None:
+        """Append the row of a request that was served or rejected."""
+        if sequence.rejected is not None:
+            self._reasons[len(self)] = sequence.rejected
+        self._pending.append(_row(sequence))
+        if len(self._pending) >= _PENDING_ROWS:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Turn the pending rows into one block per column."""
+        self._settled += len(self._pending)
+        for name, values in zip(_COLUMNS, zip(*self._pending, strict=True), strict=False):
+            dtype = np.int64 if name in _INTEGERS else np.float64
+            self._blocks[name].append(np.array(values, dtype=dtype))
+        self._pending.clear()
+
+    def _column(self, name: str) -> NDArray[Any]:
+        if self._pending:
+            self._settle()
+        blocks = self._blocks[name]
+        if len(blocks) != 1:
+            dtype = np.int64 if name in _INTEGERS else np.float64
+            blocks[:] = [np.concatenate(blocks) if blocks else np.zeros(0, dtype=dtype)]
+        return blocks[0]
+
+    def integers(self, name: str) -> IntArray:
+        """Return one of the columns of whole numbers `[requests]`."""
+        return self._column(name).astype(np.int64, copy=False)
+
+    def times(self, name: str) -> FloatArray:
+        """Return one of the columns of times `[requests]`, seconds; NaN where it never was."""
+        return self._column(name).astype(np.float64, copy=False)
+
+    @property
+    def rejected(self) -> dict[int, str]:
+        """Rows of rejected requests and why."""
+        return self._reasons
+
+    def served(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Return the mask `[requests]` of those that were served to the end."""
+        mask = np.ones(len(self), dtype=np.bool_)
+        mask[list(self._reasons)] = False
+        return mask
+
+    def frame(self) -> pd.DataFrame:
+        """Return one row per request in order of id, with its latencies and status."""
+        columns: dict[str, object] = {name: self.integers(name) for name in _INTEGERS}
+        columns |= {name: self.times(name) for name in _TIMES}
+        frame = pd.DataFrame(columns)
+        for name in ("prefill_instance", "decode_instance"):
+            frame[name] = frame[name].astype("Int64").mask(frame[name] == _index(None))
+        frame["ttft_s"] = self.ttft_s()
+        frame["tpot_s"] = self.tpot_s()
+        frame["e2e_s"] = self.e2e_s()
+        frame["status"] = np.where(self.served(), "completed", "rejected")
+        frame["reason"] = pd.Series(self._reasons, dtype="str")
+        return frame.sort_values("id", ignore_index=True)
+
+    def ttft_s(self) -> FloatArray:
+        """Return arrival to first token `[requests]`."""
+        return self.times("first_token_s") - self.times("arrival_s")
+
+    def e2e_s(self) -> FloatArray:
+        """Return arrival to last token `[requests]`."""
+        return self.times("finish_s") - self.times("arrival_s")
+
+    def tpot_s(self) -> FloatArray:
+        """Return (e2e - ttft) / (output - 1) `[requests]`; NaN where only one token was asked."""
+        further = self.integers("output_tokens") - 1
+        spans = self.times("finish_s") - self.times("first_token_s")
+        return np.where(further > 0, spans / np.maximum(further, 1), _NAN)
+
+
+def _row(sequence: Sequence) -> tuple[object, ...]:
+    """Return the values of `_COLUMNS`; a time that never was becomes NaN with the block."""
+    request = sequence.request
+    return (
+        request.id,
+        request.input_tokens,
+        request.output_tokens,
+        _index(sequence.prefill_instance),
+        _index(sequence.decode_instance),
+        request.arrival_s,
+        sequence.prefill_start_s,
+        sequence.prefill_end_s,
+        sequence.transfer_start_s,
+        sequence.transfer_end_s,
+        sequence.first_token_s,
+        sequence.finish_s,
+    )
+
+
+def _index(instance: int | None) -> int:
+    """Encode a missing instance for the integer column; `frame` turns it back into a blank."""
+    return -1 if instance is None else instance

@@ -1,0 +1,1 @@
+"""Serving decisions: pages, batches and routing, without a clock."""

@@ -1,0 +1,1 @@
+"""Traffic: arrivals, lengths and traces, as an iterator of requests."""

@@ -1,0 +1,1 @@
+"""Capacity planner for serving large language models."""

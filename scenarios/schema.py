@@ -51,7 +51,7 @@ _OBJECTIVES = {
     for metric in _METRICS
     for name, quantile in _QUANTILES.items()
 }
-_PATH_LIKE = re.compile(r"[/\\]|\.json$")
+_PATH_LIKE = re.compile(r"[/\\]|\.(json|ya?ml)$")
 _SHIPPED_TRACES = Path(__file__).parent / "traces"
 
 
@@ -176,17 +176,15 @@ class Scenario(Section):
         return self.engine.spec()
 
     def model_spec(self) -> ModelSpec:
-        """Load the model; a relative path starts from the scenario's folder."""
-        beside = self._folder / self.model
-        is_path = _PATH_LIKE.search(self.model) is not None
+        """Load the model: a shipped name, or a path that may start from the scenario's folder."""
         with self._naming("model"):
-            return load_model(str(beside) if is_path and beside.exists() else self.model)
+            return load_model(self._beside(self.model))
 
     def gpu_spec(self, role: Role) -> GpuSpec:
         """Load the GPU of a pool: its own, or the scenario's."""
         own = self.pools.named()[role].gpu
         with self._naming("gpu" if own is None else f"pools.{role}.gpu"):
-            return load_gpu(own or self.gpu)
+            return load_gpu(self._beside(own or self.gpu))
 
     def traffic_spec(self) -> TrafficSpec:
         """Return the traffic; reads the files of `file` lengths and finds the trace."""
@@ -214,13 +212,19 @@ class Scenario(Section):
             path = _find_trace(traffic.path, self._folder)
         return TraceSource(path, traffic.format, traffic.rate_scale, traffic.limit)
 
+    def _beside(self, name: str) -> str:
+        """Return the path of a file beside the scenario; a shipped name is left as it is."""
+        path = self._folder / name
+        return str(path) if _PATH_LIKE.search(name) and path.exists() else name
+
     @contextmanager
     def _naming(self, field: str) -> Iterator[None]:
         """Put the file and the field before the message of a domain error."""
         try:
             yield
         except BadInputError as error:
-            raise BadInputError(f"{self._source}: {field}: {error}") from error
+            text = str(error).removeprefix(f"{field.rpartition('.')[2]}: ")
+            raise BadInputError(f"{self._source}: {field}: {text}") from error
 
     def resolved(self) -> dict[str, Any]:
         """Return every field with its value, in SI; as a scenario file it says the same."""

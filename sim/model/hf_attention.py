@@ -185,9 +185,7 @@ def mamba2(fields: ConfigFields, hidden_size: int) -> tuple[LinearAttention, Wei
     state_size, kernel = fields.integer("ssm_state_size"), fields.integer("conv_kernel")
     inner_size = heads * head_dim
     mixed_size = inner_size + 2 * fields.integer("n_groups") * state_size
-    attention = LinearAttention(
-        "mamba2", heads, inner_size * state_size, mixed_size * (kernel - 1)
-    )
+    attention = LinearAttention("mamba2", heads, inner_size * state_size, mixed_size * (kernel - 1))
     weights = (
         vector("norm", hidden_size),
         attention_matrix("mixer.in_proj", inner_size + mixed_size + heads, hidden_size),

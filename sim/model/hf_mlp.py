@@ -58,9 +58,7 @@ def dense_block(
     names: tuple[str, ...] = GATED,
 ) -> tuple[DenseMlp, Weights]:
     """Return a dense feed-forward block with the norm before it."""
-    network = Feedforward(
-        prefix, Role.DENSE_MLP, Shard.MLP, hidden_size, intermediate_size, names
-    )
+    network = Feedforward(prefix, Role.DENSE_MLP, Shard.MLP, hidden_size, intermediate_size, names)
     norm = vector("post_attention_layernorm", hidden_size)
     return DenseMlp(intermediate_size), (norm, *network.weights())
 
@@ -89,6 +87,10 @@ class MoeShape:
     expert_bias: bool = False
     expert_hidden_size: int | None = None
 
+    def path(self, name: str) -> str:
+        """Return the module path of a part of the block."""
+        return f"{self.prefix}.{name}" if self.prefix else name
+
 
 def moe_block(shape: MoeShape) -> tuple[MoeMlp, Weights]:
     """Return a mixture-of-experts block with the norm before it."""
@@ -107,14 +109,14 @@ def _router_weights(shape: MoeShape) -> Weights:
         shard, width = Shard.REPLICATED, shape.hidden_size
         return WeightTensor(name, Role.ROUTER, out_features, width, shape.router_format, shard)
 
-    routers = [router(f"{shape.prefix}.{shape.router}", shape.experts)]
+    routers = [router(shape.path(shape.router), shape.experts)]
     if shape.shared_gate:
-        routers.append(router(f"{shape.prefix}.{shape.shared}_gate", 1))
+        routers.append(router(shape.path(f"{shape.shared}_gate"), 1))
     return tuple(routers)
 
 
 def _routed_weights(shape: MoeShape) -> Weights:
-    prefix, width = f"{shape.prefix}.experts", shape.expert_hidden_size or shape.hidden_size
+    prefix, width = shape.path("experts"), shape.expert_hidden_size or shape.hidden_size
     experts = Feedforward(
         prefix,
         Role.ROUTED_EXPERT,
@@ -132,9 +134,7 @@ def _routed_weights(shape: MoeShape) -> Weights:
         sizes = {"fc1_latent_proj": (width, shape.hidden_size)}
         sizes["fc2_latent_proj"] = (shape.hidden_size, width)
         weights += tuple(
-            WeightTensor(
-                f"{shape.prefix}.{name}", Role.SHARED_EXPERT, *size, "bf16", Shard.REPLICATED
-            )
+            WeightTensor(shape.path(name), Role.SHARED_EXPERT, *size, "bf16", Shard.REPLICATED)
             for name, size in sizes.items()
         )
     return weights
@@ -143,9 +143,8 @@ def _routed_weights(shape: MoeShape) -> Weights:
 def _shared_weights(shape: MoeShape) -> Weights:
     if not shape.shared_size:
         return ()
-    prefix = f"{shape.prefix}.{shape.shared}" if shape.shared else shape.prefix
     return Feedforward(
-        prefix,
+        shape.path(shape.shared),
         Role.SHARED_EXPERT,
         Shard.MLP,
         shape.hidden_size,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from fnmatch import translate
 
 from tonnage.sim.domain import LayerSpec, Role, WeightTensor
 from tonnage.sim.model.config_fields import ConfigFields
@@ -21,9 +20,14 @@ LINEAR_ROLES = frozenset(
     {Role.ATTENTION, Role.INDEXER, Role.DENSE_MLP, Role.SHARED_EXPERT, Role.ROUTED_EXPERT}
 )
 # Projections that published quantised releases leave in the checkpoint's own precision: DeepSeek
-# and GLM (eh_proj, the indexer's head weights), Qwen3.5 (the delta rule's a and b).
-KEPT_PROJECTIONS = ("eh_proj", "indexer.weights_proj", "linear_attn.in_proj_a", "mtp.fc")
-KEPT_PROJECTIONS += ("linear_attn.in_proj_b",)
+# and GLM (eh_proj, the indexer's head weights), Qwen3.5 (the delta rule's a and b, the MTP entry).
+KEPT_PROJECTIONS = (
+    "eh_proj",
+    "indexer.weights_proj",
+    "linear_attn.in_proj_a",
+    "linear_attn.in_proj_b",
+    "mtp.fc",
+)
 
 _MODELOPT_FORMATS = {
     "FP8": "fp8",
@@ -60,7 +64,7 @@ class PathMatcher:
             if entry.startswith("re:"):
                 patterns.append(rf"(?:model\.)?(?:{entry.removeprefix('re:')})")
             elif "*" in entry:
-                glob = translate(canonical_path(entry)).removesuffix(r"\Z")
+                glob = re.escape(canonical_path(entry)).replace(r"\*", ".*")
                 patterns.append(rf"{glob}(?:\..*)?$")
             else:
                 self._plain.add(canonical_path(entry))

@@ -13,13 +13,13 @@ from tonnage.sim.model.config_fields import ConfigFields
 class Skeleton:
     """A model's layers before quantisation.
 
-    `mtp_root` is the module path of the first MTP layer's parent, with `{index}` for its number:
-    DeepSeek numbers MTP layers after the others, Qwen keeps them under `mtp`.
+    `mtp_roots` are the module paths of the MTP layers, which DeepSeek numbers after the others and
+    Qwen keeps under `mtp`.
     """
 
     layers: tuple[LayerSpec, ...]
     mtp_layers: tuple[LayerSpec, ...] = ()
-    mtp_root: str = "mtp.layers.{index}"
+    mtp_roots: tuple[str, ...] = ()
     vision: tuple[WeightTensor, ...] = ()
 
 

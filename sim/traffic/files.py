@@ -34,6 +34,14 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise BadInputError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
+def csv_cells(path: Path, line: int, text: str) -> list[str]:
+    """Split one line of a CSV file; the cells lose their outer blanks."""
+    try:
+        return [cell.strip() for cell in next(csv.reader([text]), [])]
+    except csv.Error as error:
+        raise BadInputError(f"{path}: line {line}: {error}; mend or remove the line") from error
+
+
 def _open_text(path: Path) -> TextIO:
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig")
@@ -44,7 +52,7 @@ def read_lengths(path: Path, column: str) -> Empirical:
     """Read the token counts of one named column of a CSV file."""
     lines = numbered_lines(path)
     _, header_text = next(lines, (1, ""))
-    header = [cell.strip() for cell in next(csv.reader([header_text]), [])]
+    header = csv_cells(path, 1, header_text)
     if column not in header:
         near = get_close_matches(column, header, 1)
         mend = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(header)}"
@@ -57,9 +65,10 @@ def read_lengths(path: Path, column: str) -> Empirical:
 
 
 def _whole_number(path: Path, line: int, column: str, text: str, place: int) -> int:
-    cells = next(csv.reader([text]))
-    cell = cells[place].strip() if place < len(cells) else ""
-    if not (cell.isascii() and cell.isdigit() and int(cell) >= 1):
+    cells = csv_cells(path, line, text)
+    cell = cells[place] if place < len(cells) else ""
+    # Nine digits are beyond any context and within any integer type.
+    if not (cell.isascii() and cell.isdigit() and len(cell) <= 9 and int(cell) >= 1):
         problem = f"{column}: {cell!r} is not a whole number of at least 1 token"
         raise BadInputError(f"{path}: line {line}: {problem}; mend or remove the line")
     return int(cell)

@@ -6,7 +6,6 @@ output tokens: counting it as one token would invent work, dropping it would hid
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -15,12 +14,14 @@ from itertools import islice
 from pathlib import Path
 
 from tonnage.sim.domain import BadInputError, Request
-from tonnage.sim.traffic.files import numbered_lines
+from tonnage.sim.traffic.files import csv_cells, numbered_lines
 from tonnage.sim.traffic.spec import TraceSource
 
 # One request of a trace: line number, seconds on the trace's own clock, input and output tokens.
 _Row = tuple[int, float, int, int]
 _Reader = Callable[[Path], Iterator[_Row]]
+
+_TOO_MANY_TOKENS = 10**9  # beyond any context: a damaged number
 
 FORMATS = ("auto", "mooncake", "azure", "csv")
 
@@ -51,7 +52,7 @@ def detect_format(path: Path) -> str:
     for line, text in numbered_lines(path):
         if text.lstrip().startswith("{"):
             return "mooncake"
-        columns = _columns(text)
+        columns = csv_cells(path, line, text)
         if "ContextTokens" in columns:
             return "azure"
         if "arrival_s" in columns:
@@ -138,21 +139,19 @@ def _csv_records(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, di
     """Yield the named columns of every line after the header."""
     lines = numbered_lines(path)
     header_line, header_text = next(lines, (1, ""))
-    header = _columns(header_text)
+    header = csv_cells(path, header_line, header_text)
     missing = [column for column in columns if column not in header]
     if missing:
-        raise _bad(path, header_line, f"the header lacks {', '.join(missing)}; it has {header}")
+        raise _bad(
+            path, header_line, f"the header lacks {', '.join(missing)}; it has {', '.join(header)}"
+        )
     places = {column: header.index(column) for column in columns}
     for line, text in lines:
-        cells = next(csv.reader([text]))
+        cells = csv_cells(path, line, text)
         if len(cells) != len(header):
             problem = f"{len(cells)} columns where the header has {len(header)}"
             raise _bad(path, line, f"{problem}; complete or remove the line")
         yield line, {column: cells[place] for column, place in places.items()}
-
-
-def _columns(text: str) -> list[str]:
-    return [cell.strip() for cell in next(csv.reader([text]), [])]
 
 
 # --- values -------------------------------------------------------------------------------------
@@ -171,7 +170,7 @@ def _number(path: Path, line: int, field: str, value: object) -> float:
 
 def _tokens(path: Path, line: int, field: str, value: object) -> int:
     number = _number(path, line, field, value)
-    if number < 1 or number != int(number):
+    if not 1 <= number < _TOO_MANY_TOKENS or number != int(number):
         problem = f"{field}: a request has at least 1 token, in whole numbers, not {value}"
         raise _bad(path, line, f"{problem}; mend or remove the line")
     return int(number)

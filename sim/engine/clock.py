@@ -85,7 +85,7 @@ class Segment:
         return int(self._cumulative.searchsorted(elapsed_ticks, side="right"))
 
     def end_with_this_step(self) -> None:
-        """Drop the steps that have not begun; one that ends at this very instant counts as begun."""
+        """Drop the steps that have not begun; one that ends at this very instant is kept."""
         elapsed_ticks = (self._env.now - self.start_s) * _TICKS_PER_S
         steps = int(self._cumulative.searchsorted(elapsed_ticks)) + 1
         if steps < self.steps:

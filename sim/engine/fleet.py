@@ -35,10 +35,11 @@ class PoolPlan:
     limits: Limits
     executor: Executor
     mixed: bool = False  # serve pools: prompt chunks and tokens in one step
+    extra_tokens: int = 0  # of every request, whatever its length (windows, states)
 
     def page_pool(self) -> PagePool:
         """Return the empty KV memory of one instance."""
-        return PagePool(self.kv_tokens, self.page_tokens)
+        return PagePool(self.kv_tokens, self.page_tokens, self.extra_tokens)
 
 
 @dataclass(frozen=True, slots=True)

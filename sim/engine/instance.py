@@ -44,6 +44,7 @@ class Instance:
         self.scheduler = scheduler
         self.gaps = TokenGaps()
         self.busy_s = 0.0
+        self.peak_decode_requests = 0
         self._env = env
         self._executor = executor
         self._on_outcome = on_outcome
@@ -95,4 +96,5 @@ class Instance:
         self.busy_s += self._env.now - segment.start_s
         if segment.decode_requests:
             self._tokens_done += segment.decode_requests * segment.steps
+            self.peak_decode_requests = max(self.peak_decode_requests, segment.decode_requests)
             self.gaps.record(segment, newcomers_s)

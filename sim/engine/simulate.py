@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 import simpy
 
@@ -18,29 +17,13 @@ from tonnage.sim.engine.fleet import (
     ResidentFleet,
 )
 from tonnage.sim.results.records import Records
+from tonnage.sim.results.run import RunResult
 from tonnage.sim.results.sketch import QuantileSketch
 from tonnage.sim.serving.sequence import Sequence
 from tonnage.sim.traffic.loads import ClosedLoad, Lengths, Load, OpenLoad, ResidentLoad
 
 Progress = Callable[[int], None]  # told the number of requests that have ended
 _PROGRESS_EVERY = 256
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """One run: a record per request, the gaps between tokens, and the steady decode rate.
-
-    `steady_decode_tokens_per_s` counts the tokens of all decoding instances between the end of
-    the ramp (`steady_from_s`) and the last arrival (`steady_to_s`); None if that span is empty.
-    """
-
-    records: Records
-    gaps: QuantileSketch
-    makespan_s: float
-    busy_s: dict[str, list[float]]
-    steady_decode_tokens_per_s: float | None
-    steady_from_s: float
-    steady_to_s: float
 
 
 def simulate(
@@ -185,6 +168,11 @@ class _Run:
             steady_decode_tokens_per_s=rate,
             steady_from_s=from_s,
             steady_to_s=to_s,
+            peak_requests=sum(
+                instance.peak_decode_requests
+                for instances in self.fleet.instances.values()
+                for instance in instances
+            ),
         )
 
 

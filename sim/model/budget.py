@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tonnage.sim.domain import (
     DenseMlp,
@@ -67,10 +67,15 @@ def cuda_visible_bytes(gpu: GpuSpec) -> float:
 def gpu_budget(model: ModelSpec, gpu: GpuSpec, engine: EngineSpec, pool: PoolSpec) -> Budget:
     """Return what the engine of this version leaves for weights and KV on each GPU of the pool."""
     chosen = rules_for(engine)
-    remarks = (chosen.remark,) if chosen.remark else ()
     if isinstance(chosen.rules, SglangRules):
-        return _sglang_budget(chosen.rules, model, gpu, engine, pool, remarks)
-    return _vllm_budget(chosen.rules, model, gpu, engine, pool, remarks)
+        budget = _sglang_budget(chosen.rules, model, gpu, engine, pool)
+    else:
+        budget = _vllm_budget(chosen.rules, model, gpu, engine, pool)
+    remarks: tuple[str, ...] = (chosen.remark,) if chosen.remark else ()
+    if budget.other_bytes < 0:
+        missing = f"{-budget.other_bytes / 2**30:.1f} GiB less than activations and graphs take"
+        remarks += (f"mem_fraction {budget.mem_fraction:g} leaves {missing}",)
+    return replace(budget, assumptions=remarks + budget.assumptions)
 
 
 def default_fraction(rules: EngineRules, model: ModelSpec, gpu: GpuSpec, pool: PoolSpec) -> float:
@@ -88,12 +93,7 @@ def default_fraction(rules: EngineRules, model: ModelSpec, gpu: GpuSpec, pool: P
 
 
 def _sglang_budget(
-    rules: SglangRules,
-    model: ModelSpec,
-    gpu: GpuSpec,
-    engine: EngineSpec,
-    pool: PoolSpec,
-    remarks: tuple[str, ...],
+    rules: SglangRules, model: ModelSpec, gpu: GpuSpec, engine: EngineSpec, pool: PoolSpec
 ) -> Budget:
     automatic = default_fraction(rules, model, gpu, pool)
     fraction = automatic if engine.mem_fraction is None else engine.mem_fraction
@@ -115,7 +115,7 @@ def _sglang_budget(
         fraction,
         engine.mem_fraction_source,
         automatic,
-        (*remarks, assumed, *_tight(other_bytes, fraction)),
+        (assumed,),
     )
 
 
@@ -126,9 +126,7 @@ def _sglang_activation_mib(rules: SglangRules, pool: PoolSpec) -> float:
     return rules.activation_mib_per_token * max(tokens, rules.activation_tokens_least)
 
 
-def _sglang_graph_mib(
-    rules: SglangRules, model: ModelSpec, gpu: GpuSpec, pool: PoolSpec
-) -> float:
+def _sglang_graph_mib(rules: SglangRules, model: ModelSpec, gpu: GpuSpec, pool: PoolSpec) -> float:
     total_mib = 0.0
     if pool.role != "prefill":
         batch = min(default_graph_batch(rules, gpu, pool.layout.tp), pool.max_running_requests)
@@ -148,12 +146,7 @@ def _sglang_graph_mib(
 
 
 def _vllm_budget(
-    rules: VllmRules,
-    model: ModelSpec,
-    gpu: GpuSpec,
-    engine: EngineSpec,
-    pool: PoolSpec,
-    remarks: tuple[str, ...],
+    rules: VllmRules, model: ModelSpec, gpu: GpuSpec, engine: EngineSpec, pool: PoolSpec
 ) -> Budget:
     fraction = rules.memory_fraction if engine.mem_fraction is None else engine.mem_fraction
     base_bytes = cuda_visible_bytes(gpu)
@@ -173,7 +166,7 @@ def _vllm_budget(
         fraction,
         engine.mem_fraction_source,
         rules.memory_fraction_most,
-        (*remarks, *_tight(other_bytes, fraction)),
+        (),
     )
 
 
@@ -205,10 +198,3 @@ def _has_vision(model: ModelSpec) -> bool:
 
 def _runs_vision(model: ModelSpec, pool: PoolSpec) -> bool:
     return pool.role != "decode" and _has_vision(model)
-
-
-def _tight(other_bytes: float, fraction: float) -> tuple[str, ...]:
-    if other_bytes >= 0:
-        return ()
-    missing = f"{-other_bytes / 2**30:.1f} GiB"
-    return (f"mem_fraction {fraction:g} leaves {missing} less than activations and graphs take",)

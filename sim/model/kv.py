@@ -145,11 +145,18 @@ def stage_layers(layer_count: int, layout: ParallelLayout, engine: str = "sglang
 
 
 def stage_kv_shapes(
-    model: ModelSpec, layout: ParallelLayout, kv_format: str, engine: str = "sglang"
+    model: ModelSpec,
+    layout: ParallelLayout,
+    kv_format: str,
+    engine: str = "sglang",
+    draft_layers_loaded: bool = False,
 ) -> list[KvShape]:
-    """Return what one GPU of each pipeline stage stores."""
+    """Return what one GPU of each pipeline stage stores; the last one also runs MTP layers."""
     stages = stage_layers(len(model.layers), layout, engine)
-    return [kv_shape(model.layers[stage.start : stage.stop], layout, kv_format) for stage in stages]
+    layers = [model.layers[stage.start : stage.stop] for stage in stages]
+    if draft_layers_loaded:
+        layers[-1] = layers[-1] + model.mtp_layers
+    return [kv_shape(stage, layout, kv_format) for stage in layers]
 
 
 def kv_bytes_per_token(model: ModelSpec, layout: ParallelLayout, kv_format: str) -> float:

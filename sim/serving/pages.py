@@ -9,8 +9,13 @@ class PagePool:
     Invariant: the pages that requests hold and the free pages add up to the pool.
     """
 
-    def __init__(self, capacity_tokens: int, page_tokens: int) -> None:
+    def __init__(self, capacity_tokens: int, page_tokens: int, extra_tokens: int = 0) -> None:
+        """Make an empty pool.
+
+        `extra_tokens`: what a request takes whatever its length (windows, states), in tokens.
+        """
         self.page_tokens = page_tokens
+        self._extra_tokens = extra_tokens
         self.capacity_pages = capacity_tokens // page_tokens
         self.free_pages = self.capacity_pages
         self.peak_used_pages = 0
@@ -22,7 +27,7 @@ class PagePool:
 
     def pages_for(self, tokens: int) -> int:
         """Return the pages that `tokens` tokens of one request fill, the last one partly."""
-        return -(-tokens // self.page_tokens)
+        return -(-(tokens + self._extra_tokens) // self.page_tokens)
 
     def could_ever_hold(self, tokens: int) -> bool:
         """Tell whether one request of that many tokens fits into the empty pool."""

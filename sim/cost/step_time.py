@@ -1,0 +1,197 @@
+"""Seconds of a step from the GPU's datasheet: a roofline per operator, provenance `datasheet`.
+
+Each operator takes the larger of its bytes over the memory bandwidth and its FLOP over the dense
+peak of its precision; collectives take their bytes over the link. There are no launch, latency or
+engine overheads, and no efficiency below the peak: the result is a lower bound on the time.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from tonnage.sim.cost.operators import (
+    ACTIVATION_BYTES,
+    MatrixProduct,
+    all_reduces,
+    attention_kinds,
+    causal_pairs,
+    decode_reads,
+    experts_touched,
+    matrix_products,
+    prefill_pair_flops,
+    state_traffic_bytes,
+)
+from tonnage.sim.domain import (
+    Attention,
+    FloatArray,
+    GpuSpec,
+    IntArray,
+    LinearAttention,
+    ModelSpec,
+    MoeMlp,
+    ParallelLayout,
+    Role,
+    Step,
+)
+from tonnage.sim.model.formats import compute_format
+
+_RAMP = np.arange(8192, dtype=np.float64)
+
+
+class RooflineExecutor:
+    """Predict the durations of steps of one instance; cheap enough to ask before every step.
+
+    Requests are taken as spread evenly over the attention-DP ranks, and a step passes all pipeline
+    stages one after the other.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        layout: ParallelLayout,
+        gpu: GpuSpec,
+        kv_format: str,
+        engine: str = "sglang",
+    ) -> None:
+        self._layout = layout
+        self._gpu = gpu
+        self._hidden_size = model.hidden_size
+        self._products = list(matrix_products(model, layout, engine))
+        self._moe = next((la.mlp for la in model.layers if isinstance(la.mlp, MoeMlp)), None)
+        self._all_reduces = all_reduces(model, layout)
+        self._kinds = attention_kinds(model.layers)
+        self._kv_format = kv_format
+        self._full_s_per_token, self._limited, self._state_s = self._decode_terms()
+        self._products_s = lru_cache(maxsize=65536)(self._products_seconds)
+
+    def run(self, step: Step, max_steps: int) -> FloatArray:
+        """Return the seconds of the step and its next repetitions `[max_steps]`."""
+        decodes = step.decode_requests
+        new_tokens = int(step.prefill_new_tokens.sum())
+        fixed_s = self._products_s(decodes + new_tokens, decodes + len(step.prefill_new_tokens))
+        if new_tokens:
+            fixed_s += self._prefill_attention_s(step.prefill_new_tokens, step.prefill_past_tokens)
+        if not decodes:
+            return np.full(1, fixed_s)
+        contexts = step.decode_context_tokens
+        ramp = _RAMP[:max_steps]
+        slope_s = self._full_s_per_token * decodes
+        start_s = fixed_s + self._full_s_per_token * float(contexts.sum()) + self._state_s * decodes
+        seconds = start_s + slope_s * ramp
+        for s_per_token, limit in self._limited:
+            seconds += s_per_token * _limited_reads(contexts, limit, len(ramp))
+        return seconds
+
+    def _products_seconds(self, tokens: int, outputs: int) -> float:
+        """Return the time of all matrix products and collectives for a batch of `tokens`.
+
+        Only the last token of each of `outputs` sequences goes through the head.
+        """
+        # Attention-DP ranks each run their own share of the tokens; experts see all of them.
+        rank_tokens = tokens / self._layout.attention_dp
+        total_s = 0.0
+        for product in self._products:
+            role = product.tensor.role
+            if role is Role.ROUTED_EXPERT:
+                total_s += self._expert_seconds(product, tokens)
+                continue
+            rows = rank_tokens
+            if role in (Role.HEAD, Role.EMBEDDING):
+                rows = outputs / self._layout.attention_dp
+            total_s += product.count * self._product_seconds(product, rows)
+        return total_s + self._collective_seconds(rank_tokens)
+
+    def _product_seconds(self, product: MatrixProduct, tokens: float) -> float:
+        moved = product.weight_bytes + product.activation_bytes(tokens)
+        return self._roofline(moved, 2 * tokens * product.parameters, product.tensor.format)
+
+    def _expert_seconds(self, product: MatrixProduct, tokens: int) -> float:
+        assert self._moe is not None
+        share = experts_touched(self._moe, tokens) / self._moe.experts
+        reached = tokens * self._moe.top_k / self._moe.experts  # tokens of each expert
+        # One product per expert: `parameters` already holds all of the rank's experts.
+        moved = product.weight_bytes * share
+        moved += product.activation_bytes(reached * self._moe.experts / self._layout.ep)
+        flops = 2 * reached * product.parameters
+        return product.count * self._roofline(moved, flops, product.tensor.format)
+
+    def _collective_seconds(self, tokens: float) -> float:
+        """Return the time of the all-reduces: each moves 2 (n - 1) / n of its bytes per GPU."""
+        ranks = self._layout.tp
+        if ranks == 1:
+            return 0.0
+        message = tokens * self._hidden_size * ACTIVATION_BYTES
+        return self._all_reduces * 2 * (ranks - 1) / ranks * message / self._link_bytes_per_s()
+
+    def _link_bytes_per_s(self) -> float:
+        if self._layout.tp > self._gpu.gpus_per_node:
+            return self._gpu.network_bytes_per_s
+        return self._gpu.nvlink_bytes_per_s or self._gpu.pcie_bytes_per_s
+
+    def _roofline(self, moved_bytes: float, flops: float, weight_format: str) -> float:
+        precision = compute_format(weight_format, self._gpu.dense_flops_per_s)
+        return max(
+            moved_bytes / self._gpu.memory_bandwidth_bytes_per_s,
+            flops / self._gpu.dense_flops_per_s[precision],
+        )
+
+    def _decode_terms(self) -> tuple[float, list[tuple[float, int]], float]:
+        """Return seconds per token read, the same where reads are limited, and per sequence."""
+        bandwidth, peak = self._gpu.memory_bandwidth_bytes_per_s, self._attention_peak()
+        # Contexts are summed over the instance; a rank reads those of its own requests.
+        per_rank = 1 / self._layout.attention_dp
+        full_s, state_s = 0.0, 0.0
+        limited: list[tuple[float, int]] = []
+        for kind in self._kinds:
+            if isinstance(kind.attention, LinearAttention):
+                moved = state_traffic_bytes(kind.attention, self._layout)
+                state_s += per_rank * kind.layers * moved / bandwidth
+                continue
+            for read in decode_reads(kind.attention, self._layout, self._kv_format):
+                seconds = max(read.bytes_per_token / bandwidth, read.flops_per_token / peak)
+                seconds *= per_rank * kind.layers
+                if read.limit_tokens is None:
+                    full_s += seconds
+                else:
+                    limited.append((seconds, read.limit_tokens))
+        return full_s, limited, state_s
+
+    def _attention_peak(self) -> float:
+        return self._gpu.dense_flops_per_s["bf16"]
+
+    def _prefill_attention_s(self, new_tokens: IntArray, past_tokens: IntArray) -> float:
+        total_s = sum(
+            kind.layers * self._prefill_layer_s(kind.attention, new_tokens, past_tokens)
+            for kind in self._kinds
+        )
+        return total_s / self._layout.attention_dp
+
+    def _prefill_layer_s(
+        self, attention: Attention, new_tokens: IntArray, past_tokens: IntArray
+    ) -> float:
+        bandwidth = self._gpu.memory_bandwidth_bytes_per_s
+        if isinstance(attention, LinearAttention):
+            return len(new_tokens) * state_traffic_bytes(attention, self._layout) / bandwidth
+        flops = sum(
+            pair_flops * float(causal_pairs(new_tokens, past_tokens, limit).sum())
+            for pair_flops, limit in prefill_pair_flops(attention, self._layout)
+        )
+        held = float((new_tokens + past_tokens).sum())
+        moved = held * sum(
+            read.bytes_per_token for read in decode_reads(attention, self._layout, self._kv_format)
+        )
+        return max(moved / bandwidth, flops / self._attention_peak())
+
+
+def _limited_reads(contexts: IntArray, limit: int, steps: int) -> FloatArray:
+    """Return the tokens read in each step `[steps]` when every read stops at `limit`.
+
+    A context below the limit grows by one per step until it reaches it.
+    """
+    room = np.clip(limit - contexts, 0, steps)  # steps in which this context still grows
+    growing = len(contexts) - np.bincount(room, minlength=steps + 1)[:steps].cumsum()
+    grown = np.concatenate([[0], growing[: steps - 1].cumsum()])
+    reads: FloatArray = float(np.minimum(contexts, limit).sum()) + grown.astype(np.float64)
+    return reads

@@ -1,0 +1,346 @@
+"""The verbs as functions, and the only place where scenarios, models and the engine meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tonnage.scenarios.schema import Scenario
+from tonnage.scenarios.schema_pools import PoolSection, Role
+from tonnage.sim.cost.step_time import RooflineExecutor
+from tonnage.sim.domain import GpuSpec, ModelSpec, PoolSpec
+from tonnage.sim.engine.fleet import Deployment, PoolPlan
+from tonnage.sim.engine.simulate import simulate as run_simulation
+from tonnage.sim.model.engine_rules import (
+    default_chunk_tokens,
+    default_max_running_requests,
+    default_page_tokens,
+    rules_for,
+)
+from tonnage.sim.model.kv import KvShape, stage_kv_shapes
+from tonnage.sim.model.memory import PoolMemory, max_concurrency, pool_memory
+from tonnage.sim.model.requantise import with_weights
+from tonnage.sim.results import summary
+from tonnage.sim.results.run import RunResult
+from tonnage.sim.serving.scheduler import Limits
+from tonnage.sim.traffic.build import build_load
+from tonnage.sim.traffic.spec import LoadPoint, TrafficSpec
+from tonnage.sim.traffic.traces import read_trace
+
+Progress = Callable[[str, float], None]  # (what is under way, share done)
+
+_ROOFLINE_ASSUMPTION = (
+    "step times: datasheet roofline, no launch, latency or engine overheads (a lower bound)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """What fits, by pool."""
+
+    scenario: Scenario
+    pools: dict[Role, dict[str, Any]]
+    assumptions: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object of the `memory` verb."""
+        return {
+            "scenario": self.scenario.resolved(),
+            "provenance": _provenance(self.scenario, self.assumptions),
+            "memory": self.pools,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PointReport:
+    """One point of the load: its figures and one row per request."""
+
+    figures: dict[str, Any]
+    records: pd.DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationReport:
+    """What fits, what bounds the load, and every point simulated."""
+
+    memory: MemoryReport
+    ceilings: dict[str, Any]
+    points: tuple[PointReport, ...]
+    assumptions: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object of the `simulate` verb."""
+        return self.memory.to_dict() | {
+            "provenance": _provenance(self.memory.scenario, self.assumptions),
+            "ceilings": self.ceilings,
+            "points": [point.figures for point in self.points],
+        }
+
+
+def memory(scenario: Scenario) -> MemoryReport:
+    """Work out what fits on the GPUs of every pool.
+
+    Raises BadInputError for a layout the model cannot have, InfeasibleError for what does not fit.
+    """
+    pools = _built_pools(scenario)
+    tokens = _mean_request_tokens(scenario.traffic_spec())
+    return _memory_report(scenario, pools, tokens)
+
+
+def simulate(
+    scenario: Scenario, *, exact: bool = False, progress: Progress | None = None
+) -> SimulationReport:
+    """Simulate every point of a scenario; the same seed gives the same result.
+
+    `exact` steps token by token, slower and to the same figures. Raises as `memory` does.
+    """
+    pools = _built_pools(scenario)
+    traffic = scenario.traffic_spec()
+    tokens = _mean_request_tokens(traffic)
+    deployment = _deployment(scenario, pools)
+    points = []
+    for point in traffic.points():
+        load = build_load(traffic, point, scenario.seed)
+        tell = _point_progress(traffic, point, progress)
+        run = run_simulation(deployment, load, seed=scenario.seed, exact=exact, progress=tell)
+        points.append(PointReport(_figures(scenario, pools, point, run), run.records.frame()))
+    holding = pools[_token_role(pools)]
+    instances = 1 if traffic.kind == "resident" else holding.spec.instances
+    ceilings = {"memory_concurrency": instances * _instance_concurrency(holding, tokens)}
+    assumptions = (*_assumptions(scenario, pools), _ROOFLINE_ASSUMPTION)
+    return SimulationReport(
+        _memory_report(scenario, pools, tokens), ceilings, tuple(points), assumptions
+    )
+
+
+# --- pools --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _BuiltPool:
+    spec: PoolSpec
+    model: ModelSpec  # with the pool's weights
+    gpu: GpuSpec
+    memory: PoolMemory
+
+
+def _built_pools(scenario: Scenario) -> dict[Role, _BuiltPool]:
+    model = scenario.model_spec()
+    return {
+        role: _built_pool(scenario, role, section, model)
+        for role, section in scenario.pools.named().items()
+    }
+
+
+def _built_pool(
+    scenario: Scenario, role: Role, section: PoolSection, model: ModelSpec
+) -> _BuiltPool:
+    engine, gpu = scenario.engine_spec(), scenario.gpu_spec(role)
+    loaded = with_weights(model, section.weights)
+    page_tokens = section.page_tokens or default_page_tokens(engine, loaded, gpu, section.kv)
+    ranks = section.attention_dp
+    running = section.max_running_requests
+    spec = PoolSpec(
+        role=role,
+        instances=section.instances,
+        layout=section.layout(),
+        weights=section.weights,
+        kv_format=section.kv,
+        page_tokens=page_tokens,
+        chunk_tokens=section.chunk_tokens or default_chunk_tokens(engine, gpu),
+        max_running_requests=running or default_max_running_requests(engine, gpu, loaded) * ranks,
+    )
+    fitted = pool_memory(loaded, gpu, engine, spec)
+    if running is None:  # the engine's own limit follows from the pool that its memory leaves
+        per_rank = default_max_running_requests(engine, gpu, loaded, fitted.kv_tokens_per_rank)
+        spec = replace(spec, max_running_requests=per_rank * ranks)
+    return _BuiltPool(spec, loaded, gpu, fitted)
+
+
+def _deployment(scenario: Scenario, pools: dict[Role, _BuiltPool]) -> Deployment:
+    plans = {str(role): _plan(scenario, pool) for role, pool in pools.items()}
+    prefill = pools.get("prefill")
+    if prefill is None:
+        return Deployment(plans, scenario.router.policy, None, None)
+    shapes = stage_kv_shapes(prefill.model, prefill.spec.layout, prefill.spec.kv_format)
+    return Deployment(
+        plans, scenario.router.policy, scenario.link_spec(), _wire_bytes_per_gpu(shapes)
+    )
+
+
+def _plan(scenario: Scenario, pool: _BuiltPool) -> PoolPlan:
+    spec, engine = pool.spec, scenario.engine_spec().name
+    return PoolPlan(
+        role=spec.role,
+        instances=spec.instances,
+        kv_tokens=pool.memory.kv_tokens,
+        page_tokens=spec.page_tokens,
+        extra_tokens=_extra_tokens(pool.memory),
+        limits=Limits(spec.chunk_tokens, spec.max_running_requests),
+        executor=RooflineExecutor(pool.model, spec.layout, pool.gpu, spec.kv_format, engine),
+        mixed=engine == "vllm",
+    )
+
+
+def _extra_tokens(fitted: PoolMemory) -> int:
+    """Return what windows and states of one request take, in tokens of the growing layers."""
+    extra = 0.0
+    for stage in fitted.stages:
+        growing = stage.shape.growing_bytes_per_token
+        windows = sum(window * size for window, size in stage.shape.windows)
+        if growing:
+            extra = max(extra, (windows + stage.shape.state_bytes) / growing)
+    return int(np.ceil(extra))
+
+
+def _wire_bytes_per_gpu(shapes: list[KvShape]) -> Callable[[int], float]:
+    """Return the bytes that a GPU of the fullest stage sends for a prompt of so many tokens."""
+
+    def wire_bytes(tokens: int) -> float:
+        return max(float(shape.request_bytes(tokens)) for shape in shapes)
+
+    return wire_bytes
+
+
+def _token_role(pools: dict[Role, _BuiltPool]) -> Role:
+    """Return the pool that holds requests while they generate."""
+    return "serve" if "serve" in pools else "decode"
+
+
+# --- reports ------------------------------------------------------------------------------------
+
+
+def _memory_report(scenario: Scenario, pools: dict[Role, _BuiltPool], tokens: int) -> MemoryReport:
+    figures = {role: _memory_figures(pool, tokens) for role, pool in pools.items()}
+    return MemoryReport(scenario, figures, _assumptions(scenario, pools))
+
+
+def _memory_figures(pool: _BuiltPool, tokens_per_request: int) -> dict[str, Any]:
+    fitted = pool.memory
+    return {
+        "gpu": fitted.gpu,
+        "gpus": pool.spec.gpus,
+        "gpu_memory_bytes": fitted.gpu_memory_bytes,
+        "checkpoint_bytes_per_gpu": fitted.checkpoint_bytes_per_gpu,
+        "weights_bytes_per_gpu": fitted.weights_bytes_per_gpu,
+        "weights_by_role": {role.value: size for role, size in fitted.weights_by_role.items()},
+        "replicated_bytes_by_role": dict(fitted.replicated_bytes_per_gpu),
+        "activation_bytes_per_gpu": fitted.activation_bytes,
+        "graph_bytes_per_gpu": fitted.graph_bytes,
+        "reserved_bytes_per_gpu": fitted.other_bytes,
+        "kv_bytes_per_gpu": fitted.kv_bytes_per_gpu,
+        "kv_bytes_per_token": fitted.kv_bytes_per_token,
+        "kv_tokens": fitted.kv_tokens,
+        "kv_tokens_per_rank": fitted.kv_tokens_per_rank,
+        "longest_request_tokens": fitted.longest_request_tokens,
+        "tokens_per_request": tokens_per_request,
+        "max_concurrency": _instance_concurrency(pool, tokens_per_request),
+        "max_running_requests": pool.spec.max_running_requests,
+        "page_tokens": pool.spec.page_tokens,
+        "mem_fraction": fitted.mem_fraction,
+        "mem_fraction_source": fitted.mem_fraction_source,
+    }
+
+
+def _instance_concurrency(pool: _BuiltPool, tokens: int) -> int:
+    """Return the requests of that length that one instance runs at once."""
+    return min(max_concurrency(pool.memory, tokens), pool.spec.max_running_requests)
+
+
+def _figures(
+    scenario: Scenario, pools: dict[Role, _BuiltPool], point: LoadPoint, run: RunResult
+) -> dict[str, Any]:
+    resident = scenario.traffic.kind == "resident"
+    decode = pools[_token_role(pools)].spec
+    # A resident curve is that of one decode instance, whatever else the scenario names.
+    decode_gpus = decode.layout.gpus if resident else decode.gpus
+    gpus = decode_gpus if resident else sum(pool.spec.gpus for pool in pools.values())
+    rates = summary.throughput(run, gpus, resident=resident)
+    figures: dict[str, Any] = {
+        "concurrency": point.concurrency,
+        "rate_per_s": point.rate_per_s,
+        "gpus": gpus,
+        "makespan_s": run.makespan_s,
+        "throughput": rates,
+        "latency": summary.latency(run, resident=resident),
+        "requests": summary.request_counts(run.records),
+    }
+    if resident and point.concurrency is not None:
+        figures["resident_requests"] = run.peak_requests
+    if not resident:
+        met = summary.objectives_met(run, scenario.objectives())
+        if met:
+            figures["slo"] = met
+    price = scenario.price.gpu_hour_usd
+    if price is not None:
+        figures["cost"] = summary.cost(price, gpus, decode_gpus, rates)
+    return figures
+
+
+def _provenance(scenario: Scenario, assumptions: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "profile": "datasheet",
+        "source": "datasheet",
+        "version": version("tonnage"),
+        "seed": scenario.seed,
+        "assumptions": list(assumptions),
+    }
+
+
+def _assumptions(scenario: Scenario, pools: dict[Role, _BuiltPool]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_all_assumptions(scenario, pools)))
+
+
+def _all_assumptions(scenario: Scenario, pools: dict[Role, _BuiltPool]) -> Iterator[str]:
+    chosen = rules_for(scenario.engine_spec())
+    if chosen.remark is not None:
+        yield chosen.remark
+    for role, pool in pools.items():
+        yield from (f"{role}: {text}" for text in pool.memory.assumptions)
+        if pool.memory.mem_fraction_source == "fitted":
+            yield (
+                f"{role}: mem_fraction {pool.memory.mem_fraction:g} is fitted to a published "
+                "pool size, not known"
+            )
+        if not pool.model.verified:
+            yield f"{pool.model.name}: its geometry is not verified"
+    prefill, decode = pools.get("prefill"), pools.get("decode")
+    if prefill and decode and prefill.spec.kv_format != decode.spec.kv_format:
+        yield (
+            f"handoff converts KV from {prefill.spec.kv_format} to {decode.spec.kv_format} on "
+            "arrival, at no cost; stock SGLang and vLLM refuse mixed KV types"
+        )
+    yield "admission reserves the pages of prompt and output, so no request is preempted"
+
+
+def _mean_request_tokens(traffic: TrafficSpec) -> int:
+    """Return the mean tokens that a request holds when it ends; a trace is read for it."""
+    if traffic.trace is None:
+        mean = traffic.input_tokens.mean() + traffic.output_tokens.mean()
+    else:
+        totals = [
+            request.input_tokens + request.output_tokens for request in read_trace(traffic.trace)
+        ]
+        mean = float(np.mean(totals)) if totals else 1.0
+    return max(1, round(mean) - 1)
+
+
+def _point_progress(
+    traffic: TrafficSpec, point: LoadPoint, progress: Progress | None
+) -> Callable[[int], None] | None:
+    if progress is None:
+        return None
+    label = traffic.kind
+    if point.concurrency is not None:
+        label = f"concurrency {point.concurrency}"
+    elif point.rate_per_s is not None:
+        label = f"rate {point.rate_per_s:g}/s"
+    total = traffic.requests
+    if traffic.trace is not None:
+        total = sum(1 for _ in read_trace(traffic.trace))
+    return lambda ended: progress(label, ended / total if total else 1.0)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import ceil
 
 from tonnage.sim.domain import (
     LayerSpec,
     MlaAttention,
     ModelSpec,
+    MoeMlp,
     ParallelLayout,
     Role,
     Shard,
@@ -78,7 +80,7 @@ def stage_weights(
             layers.extend(model.mtp_layers)
         tensors = [tensor for layer in layers for tensor in layer.weights]
         tensors.extend(_outer_tensors(model, is_first=index == 0, is_last=is_last))
-        result.append(_loaded(tensors, layers, layout, engine))
+        result.append(_loaded(tensors, layers, layout, engine, model.hidden_size))
     return result
 
 
@@ -94,7 +96,11 @@ def _outer_tensors(model: ModelSpec, is_first: bool, is_last: bool) -> Iterator[
 
 
 def _loaded(
-    tensors: list[WeightTensor], layers: list[LayerSpec], layout: ParallelLayout, engine: str
+    tensors: list[WeightTensor],
+    layers: list[LayerSpec],
+    layout: ParallelLayout,
+    engine: str,
+    hidden_size: int,
 ) -> StageWeights:
     by_role: defaultdict[Role, float] = defaultdict(float)
     replicated: defaultdict[str, float] = defaultdict(float)
@@ -105,6 +111,11 @@ def _loaded(
         if ways < layout.tp:
             excess_bytes = stored_bytes / ways - stored_bytes / layout.tp
             replicated[_reason(tensor, ways, layout)] += excess_bytes
+    if engine == "vllm":
+        padding_bytes = sum(_padding_bytes(layer, hidden_size, layout) for layer in layers)
+        if padding_bytes:
+            by_role[Role.ROUTED_EXPERT] += padding_bytes
+            replicated["routed_expert: MXFP4 matrices padded for the kernel"] += padding_bytes
     absorbed_bytes = sum(_absorbed_bytes(layer, layout) for layer in layers)
     if absorbed_bytes:
         by_role[Role.ATTENTION] += absorbed_bytes
@@ -131,3 +142,21 @@ def _absorbed_bytes(layer: LayerSpec, layout: ParallelLayout) -> float:
         return 0.0
     width = attention.heads * (attention.nope_dim + attention.value_dim)
     return width * attention.kv_lora_rank * _BF16_BYTES / layout.attention_tp
+
+
+def _padding_bytes(layer: LayerSpec, hidden_size: int, layout: ParallelLayout) -> float:
+    """Return what vLLM's MXFP4 expert kernels add: rounded-up width and hidden size.
+
+    Its Marlin backend needs multiples of 128 and 256; gpt-oss-120b then loads 65.97 GiB of a
+    60.8 GiB checkpoint (ovg-project/kvcached issue 187).
+    """
+    if not isinstance(layer.mlp, MoeMlp):
+        return 0.0
+    width = layer.mlp.intermediate_size / (layout.tp // layout.ep)
+    padded = ceil(width / 128) * 128 * ceil(hidden_size / 256) * 256 / (width * hidden_size)
+    stored_bytes = sum(
+        weight_bytes(tensor)
+        for tensor in layer.weights
+        if tensor.shard is Shard.EXPERT and tensor.format == "mxfp4"
+    )
+    return (padded - 1) * stored_bytes / layout.tp

@@ -1,0 +1,95 @@
+"""The datasheet roofline against arithmetic done by hand and against slow obvious versions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tonnage.scenarios.catalogue import load_gpu, load_model, model_names
+from tonnage.sim.cost.operators import causal_pairs, experts_touched
+from tonnage.sim.cost.step_time import RooflineExecutor, _limited_reads
+from tonnage.sim.domain import MoeMlp, ParallelLayout, Step
+
+NONE = np.zeros(0, dtype=np.int64)
+
+
+def decode(contexts: list[int]) -> Step:
+    return Step(np.array(contexts, dtype=np.int64), NONE, NONE)
+
+
+def prefill(new: list[int], past: list[int]) -> Step:
+    return Step(NONE, np.array(new, dtype=np.int64), np.array(past, dtype=np.int64))
+
+
+def test_one_token_of_llama_8b_reads_the_weights_once() -> None:
+    """7.5 B multiplied weights x 2 B + 1,000 tokens x 131,072 B over 4.8 TB/s, little else."""
+    executor = RooflineExecutor(
+        load_model("llama-3.1-8b"), ParallelLayout(), load_gpu("h200-sxm"), "bf16"
+    )
+    weights = 8.03e9 - 128256 * 4096  # the embedding is looked up, not multiplied
+    expected_s = (weights * 2 + 1000 * 131_072) / 4.8e12
+    assert executor.run(decode([1000]), 1)[0] == pytest.approx(expected_s, rel=0.005)
+
+
+def test_a_long_prompt_of_llama_8b_is_bound_by_compute() -> None:
+    """2 FLOP per weight and token plus 4 x pairs x width, over 989 TFLOP/s."""
+    executor = RooflineExecutor(
+        load_model("llama-3.1-8b"), ParallelLayout(), load_gpu("h200-sxm"), "bf16"
+    )
+    tokens = 8192
+    linear = 2 * tokens * (8.03e9 - 2 * 128256 * 4096)
+    attention = 32 * 4 * (tokens * (tokens + 1) / 2) * 4096
+    seconds = executor.run(prefill([tokens], [0]), 1)[0]
+    assert seconds == pytest.approx((linear + attention) / 989e12, rel=0.02)
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_steps_of_every_model_take_time_and_more_work_takes_no_less(name: str) -> None:
+    model, gpu = load_model(name), load_gpu("b200-sxm")
+    for layout in (ParallelLayout(tp=8), ParallelLayout(tp=8, attention_dp=8, ep=1)):
+        executor = RooflineExecutor(model, layout, gpu, "fp8_e4m3")
+        short = executor.run(decode([100] * 8), 50)
+        long = executor.run(decode([20_000] * 8), 50)
+        wide = executor.run(decode([100] * 64), 50)
+        assert (np.diff(short) >= 0).all()
+        assert short[0] > 0
+        assert (long >= short).all()
+        assert (wide >= short).all()
+        assert executor.run(prefill([4096], [4096]), 1)[0] > executor.run(prefill([512], [0]), 1)[0]
+
+
+def test_a_segment_is_its_steps_one_by_one() -> None:
+    executor = RooflineExecutor(
+        load_model("gpt-oss-20b"), ParallelLayout(), load_gpu("h100-sxm"), "bf16"
+    )
+    contexts = [5, 100, 127, 128, 500]
+    whole = executor.run(decode(contexts), 40)
+    single = [executor.run(decode([c + k for c in contexts]), 1)[0] for k in range(40)]
+    assert whole == pytest.approx(single, rel=1e-12)
+
+
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(1, 50), st.integers(1, 40)
+)
+def test_limited_reads_match_counting(contexts: list[int], limit: int, steps: int) -> None:
+    counted = [sum(min(c + k, limit) for c in contexts) for k in range(steps)]
+    assert _limited_reads(np.array(contexts), limit, steps).tolist() == counted
+
+
+@given(st.integers(1, 40), st.integers(0, 40), st.one_of(st.none(), st.integers(1, 50)))
+def test_causal_pairs_match_counting(new: int, past: int, limit: int | None) -> None:
+    counted = sum(min(past + k + 1, limit or 10**9) for k in range(new))
+    pairs = causal_pairs(np.array([new]), np.array([past]), limit)
+    assert pairs.tolist() == [counted]
+
+
+def test_experts_touched_matches_throwing_dice() -> None:
+    mlp = MoeMlp(64, 4, 128)
+    rng = np.random.default_rng(0)
+    drawn = [
+        len({e for _ in range(10) for e in rng.choice(64, 4, replace=False).tolist()})
+        for _ in range(2000)
+    ]
+    assert experts_touched(mlp, 10) == pytest.approx(np.mean(drawn), rel=0.01)

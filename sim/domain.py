@@ -342,11 +342,13 @@ class Step:
     """What one engine instance runs next: prompt chunks, decoding requests, or both.
 
     `decode_context_tokens` `[decode requests]`: tokens that each one's attention reads in the first
-    of the steps; it grows by one per step. `prefill_new_tokens`, `prefill_past_tokens`
-    `[prefill requests]`: tokens of the chunk and tokens already in the cache before it.
+    of the steps; it grows by one per step. `decode_context_sum` is their sum. `prefill_new_tokens`,
+    `prefill_past_tokens` `[prefill requests]`: tokens of the chunk and tokens already in the cache
+    before it.
     """
 
     decode_context_tokens: IntArray
+    decode_context_sum: int
     prefill_new_tokens: IntArray
     prefill_past_tokens: IntArray
 

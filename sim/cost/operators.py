@@ -10,13 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from tonnage.sim.domain import (
     DenseMlp,
-    FloatArray,
     GqaAttention,
-    IntArray,
     LayerSpec,
     LinearAttention,
     MlaAttention,
@@ -145,14 +141,13 @@ def prefill_pair_flops(
     return parts
 
 
-def causal_pairs(new_tokens: IntArray, past_tokens: IntArray, limit: int | None) -> FloatArray:
-    """Return query-key pairs `[requests]` of chunks, each query seeing at most `limit` keys."""
-    new, past = new_tokens.astype(np.float64), past_tokens.astype(np.float64)
-    everything = new * past + new * (new + 1) / 2
-    if limit is None:
-        return everything
-    growing = np.clip(limit - past, 0, new)  # queries that see fewer than `limit` keys
-    return growing * past + growing * (growing + 1) / 2 + (new - growing) * limit
+def causal_pairs(new_tokens: int, past_tokens: int, limit: int | None) -> float:
+    """Return the query-key pairs of one chunk, each query seeing at most `limit` keys."""
+    if limit is None or new_tokens + past_tokens <= limit:
+        return new_tokens * past_tokens + new_tokens * (new_tokens + 1) / 2
+    growing = min(max(limit - past_tokens, 0), new_tokens)  # queries that see fewer keys
+    saturated = (new_tokens - growing) * limit
+    return growing * past_tokens + growing * (growing + 1) / 2 + saturated
 
 
 def state_traffic_bytes(attention: LinearAttention, layout: ParallelLayout) -> float:

@@ -7,12 +7,14 @@ engine overheads, and no efficiency below the peak: the result is a lower bound 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from tonnage.sim.cost.operators import (
     ACTIVATION_BYTES,
+    AttentionKind,
     MatrixProduct,
     all_reduces,
     attention_kinds,
@@ -24,7 +26,6 @@ from tonnage.sim.cost.operators import (
     state_traffic_bytes,
 )
 from tonnage.sim.domain import (
-    Attention,
     FloatArray,
     GpuSpec,
     IntArray,
@@ -64,24 +65,27 @@ class RooflineExecutor:
         self._kinds = attention_kinds(model.layers)
         self._kv_format = kv_format
         self._full_s_per_token, self._limited, self._state_s = self._decode_terms()
+        self._prefill_parts = [self._prefill_part(kind) for kind in self._kinds]
         self._products_s = lru_cache(maxsize=65536)(self._products_seconds)
 
     def run(self, step: Step, max_steps: int) -> FloatArray:
         """Return the seconds of the step and its next repetitions `[max_steps]`."""
         decodes = step.decode_requests
-        new_tokens = int(step.prefill_new_tokens.sum())
-        fixed_s = self._products_s(decodes + new_tokens, decodes + len(step.prefill_new_tokens))
-        if new_tokens:
+        prompts = len(step.prefill_new_tokens)
+        new_tokens = int(step.prefill_new_tokens.sum()) if prompts else 0
+        fixed_s = self._products_s(decodes + new_tokens, decodes + prompts)
+        if prompts:
             fixed_s += self._prefill_attention_s(step.prefill_new_tokens, step.prefill_past_tokens)
         if not decodes:
             return np.full(1, fixed_s)
-        contexts = step.decode_context_tokens
         ramp = _RAMP[:max_steps]
         slope_s = self._full_s_per_token * decodes
-        start_s = fixed_s + self._full_s_per_token * float(contexts.sum()) + self._state_s * decodes
+        start_s = (
+            fixed_s + self._full_s_per_token * step.decode_context_sum + self._state_s * decodes
+        )
         seconds = start_s + slope_s * ramp
         for s_per_token, limit in self._limited:
-            seconds += s_per_token * _limited_reads(contexts, limit, len(ramp))
+            seconds += s_per_token * _limited_reads(step.decode_context_tokens, limit, len(ramp))
         return seconds
 
     def _products_seconds(self, tokens: int, outputs: int) -> float:
@@ -161,28 +165,41 @@ class RooflineExecutor:
     def _attention_peak(self) -> float:
         return self._gpu.dense_flops_per_s["bf16"]
 
-    def _prefill_attention_s(self, new_tokens: IntArray, past_tokens: IntArray) -> float:
-        total_s = sum(
-            kind.layers * self._prefill_layer_s(kind.attention, new_tokens, past_tokens)
-            for kind in self._kinds
+    def _prefill_part(self, kind: AttentionKind) -> _PrefillPart:
+        """Return what the layers of one kind cost in prefill, in seconds per unit of work."""
+        bandwidth, peak = self._gpu.memory_bandwidth_bytes_per_s, self._attention_peak()
+        scale = kind.layers / self._layout.attention_dp
+        if isinstance(kind.attention, LinearAttention):
+            moved = state_traffic_bytes(kind.attention, self._layout)
+            return _PrefillPart(scale * moved / bandwidth, 0.0, ())
+        reads = decode_reads(kind.attention, self._layout, self._kv_format)
+        pairs = prefill_pair_flops(kind.attention, self._layout)
+        return _PrefillPart(
+            0.0,
+            scale * sum(read.bytes_per_token for read in reads) / bandwidth,
+            tuple((scale * flops / peak, limit) for flops, limit in pairs),
         )
-        return total_s / self._layout.attention_dp
 
-    def _prefill_layer_s(
-        self, attention: Attention, new_tokens: IntArray, past_tokens: IntArray
-    ) -> float:
-        bandwidth = self._gpu.memory_bandwidth_bytes_per_s
-        if isinstance(attention, LinearAttention):
-            return len(new_tokens) * state_traffic_bytes(attention, self._layout) / bandwidth
-        flops = sum(
-            pair_flops * float(causal_pairs(new_tokens, past_tokens, limit).sum())
-            for pair_flops, limit in prefill_pair_flops(attention, self._layout)
-        )
-        held = float((new_tokens + past_tokens).sum())
-        moved = held * sum(
-            read.bytes_per_token for read in decode_reads(attention, self._layout, self._kv_format)
-        )
-        return max(moved / bandwidth, flops / self._attention_peak())
+    def _prefill_attention_s(self, new_tokens: IntArray, past_tokens: IntArray) -> float:
+        chunks = list(zip(new_tokens.tolist(), past_tokens.tolist(), strict=True))
+        held = sum(new + past for new, past in chunks)
+        total_s = 0.0
+        for part in self._prefill_parts:
+            computed_s = sum(
+                pair_s * sum(causal_pairs(new, past, limit) for new, past in chunks)
+                for pair_s, limit in part.pairs_s
+            )
+            total_s += part.sequence_s * len(chunks) + max(part.held_token_s * held, computed_s)
+        return total_s
+
+
+@dataclass(frozen=True, slots=True)
+class _PrefillPart:
+    """Seconds of the layers of one kind: per sequence, per token of KV read, per query-key pair."""
+
+    sequence_s: float
+    held_token_s: float
+    pairs_s: tuple[tuple[float, int | None], ...]
 
 
 def _limited_reads(contexts: IntArray, limit: int, steps: int) -> FloatArray:

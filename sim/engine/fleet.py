@@ -205,8 +205,10 @@ class DisaggregatedFleet:
         assert sequence.prefill_instance is not None
         assert sequence.decode_instance is not None
         sequence.transfer_end_s = sequence.first_token_s = self._env.now
-        self._prefills[sequence.prefill_instance].hand_over(sequence)
-        self.instances["prefill"][sequence.prefill_instance].notify()
+        prefill = self._prefills[sequence.prefill_instance]
+        prefill.hand_over(sequence)
+        if prefill.has_waiting:
+            self.instances["prefill"][sequence.prefill_instance].notify()
         decode = self._decodes[sequence.decode_instance]
         if sequence.remaining_output_tokens:
             decode.join(sequence)

@@ -12,7 +12,7 @@ from tonnage.sim.engine.clock import Process, Segment
 from tonnage.sim.engine.gaps import TokenGaps
 from tonnage.sim.serving.scheduler import Outcome, Scheduler
 
-_STEPS_MIN = 16  # of one segment
+_STEPS_MIN = 64  # of one segment
 _STEPS_MAX = 4096
 
 
@@ -88,7 +88,7 @@ class Instance:
             yield segment.end  # or of the step in which `notify` came
             self._segment = None
             if not self._exact:  # so that a segment seldom computes many steps that are not run
-                self._segment_steps = min(max(2 * segment.steps, _STEPS_MIN), _STEPS_MAX)
+                self._segment_steps = min(max(4 * segment.steps, _STEPS_MIN), _STEPS_MAX)
             self._count(segment, [sequence.first_token_s or 0.0 for sequence in newcomers])
             self._on_outcome(self, self.scheduler.commit(segment.steps))
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from tonnage.sim.domain import EngineSpec, GpuSpec, InfeasibleError, ModelSpec, PoolSpec
 from tonnage.sim.model.memory_advice import infeasible_message
-from tonnage.sim.model.memory_estimate import PoolMemory, estimate_pool_memory
+from tonnage.sim.model.memory_estimate import (
+    PoolMemory,
+    estimate_pool_memory,
+    longest_request_tokens,
+)
 from tonnage.sim.units import format_bytes
 
 __all__ = [
@@ -48,7 +52,8 @@ def max_concurrency(memory: PoolMemory, tokens_per_request: int) -> int:
 
 def check_request_fits(memory: PoolMemory, tokens: int) -> None:
     """Raise InfeasibleError when one request of that many tokens exceeds the pool of a rank."""
-    if tokens <= memory.longest_request_tokens or max_concurrency(memory, tokens) > 0:
+    most_tokens = longest_request_tokens(memory.stages, memory.page_tokens, tokens)
+    if most_tokens == tokens:
         return
     needed_bytes = max(
         float(stage.shape.request_bytes(tokens, memory.page_tokens)) for stage in memory.stages
@@ -56,5 +61,5 @@ def check_request_fits(memory: PoolMemory, tokens: int) -> None:
     raise InfeasibleError(
         f"pools.{memory.role}: one request of {tokens:,} tokens needs {format_bytes(needed_bytes)} "
         f"of KV per GPU and {format_bytes(memory.kv_bytes_per_gpu)} is there; at most "
-        f"{memory.longest_request_tokens:,} tokens fit"
+        f"{most_tokens:,} tokens fit"
     )

@@ -108,8 +108,8 @@ def _pool_tokens(stage: StageKv, page_tokens: int, model: ModelSpec) -> int:
     return int(stage.pool_bytes / growing_bytes) // aligned * aligned
 
 
-def _longest_request(stages: tuple[StageKv, ...], page_tokens: int, context_tokens: int) -> int:
-    """Return the most tokens, within the model's context, that one request can hold."""
+def longest_request_tokens(stages: tuple[StageKv, ...], page_tokens: int, most_tokens: int) -> int:
+    """Return the tokens, `most_tokens` at most, of the longest request that every stage holds."""
 
     def holds(tokens: int) -> bool:
         return all(
@@ -117,9 +117,9 @@ def _longest_request(stages: tuple[StageKv, ...], page_tokens: int, context_toke
             for stage in stages
         )
 
-    if holds(context_tokens):
-        return context_tokens
-    low, high = 0, context_tokens
+    if holds(most_tokens):
+        return most_tokens
+    low, high = 0, most_tokens
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
@@ -158,7 +158,7 @@ def _assemble(
         kv_bytes_per_token=stage.shape.growing_bytes_per_token,
         kv_tokens=binding.tokens_per_rank * pool.layout.attention_dp,
         kv_tokens_per_rank=binding.tokens_per_rank,
-        longest_request_tokens=_longest_request(
+        longest_request_tokens=longest_request_tokens(
             binding.stages, pool.page_tokens, model.max_context_tokens
         ),
         page_tokens=pool.page_tokens,

@@ -21,6 +21,7 @@ class DecodeBatch:
     def __init__(self) -> None:
         self._steps = 0
         self._offsets: IntArray = np.zeros(64, dtype=np.int64)  # context = offset + steps
+        self._offset_sum = 0
         self._slot_of: dict[int, int] = {}  # request id -> slot
         self._sequences: list[Sequence] = []  # by slot
         self._ends: list[tuple[int, int, Sequence]] = []  # heap of (last step, tie break, sequence)
@@ -36,6 +37,11 @@ class DecodeBatch:
         return self._offsets[: len(self._sequences)] + self._steps
 
     @property
+    def context_sum(self) -> int:
+        """Sum of `context_tokens`."""
+        return self._offset_sum + self._steps * len(self._sequences)
+
+    @property
     def steps_to_next_end(self) -> int:
         """Steps until the first sequence has all its tokens: the batch cannot change before."""
         return self._ends[0][0] - self._steps
@@ -47,6 +53,7 @@ class DecodeBatch:
             self._offsets = np.concatenate([self._offsets, np.zeros_like(self._offsets)])
         context = sequence.request.input_tokens + sequence.generated_tokens
         self._offsets[slot] = context - self._steps
+        self._offset_sum += context - self._steps
         self._slot_of[sequence.request.id] = slot
         self._sequences.append(sequence)
         end = self._steps + sequence.remaining_output_tokens
@@ -71,6 +78,7 @@ class DecodeBatch:
 
     def _remove(self, sequence: Sequence) -> None:
         slot = self._slot_of.pop(sequence.request.id)
+        self._offset_sum -= int(self._offsets[slot])
         last = self._sequences.pop()
         if last is not sequence:
             self._sequences[slot] = last

@@ -137,11 +137,16 @@ class PrefillScheduler:
         )
         if not self._chunks:
             return None
-        return Step(_NONE, *_prefill_arrays(self._chunks)), 1
+        return Step(_NONE, 0, *_prefill_arrays(self._chunks)), 1
 
     def commit(self, steps: int) -> Outcome:
         """Advance the prompts of the last step."""
         return Outcome(prefilled=_commit_chunks(self._chunks))
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a prompt waits for pages."""
+        return bool(self._queue.waiting)
 
     def hand_over(self, sequence: Sequence) -> None:
         """Free the pages of a prompt whose KV has arrived elsewhere."""
@@ -199,7 +204,8 @@ class DecodeScheduler:
             self._batch.join(self._arrived.popleft())
         if not len(self._batch):
             return None
-        return Step(self._batch.context_tokens, _NONE, _NONE), self._batch.steps_to_next_end
+        step = Step(self._batch.context_tokens, self._batch.context_sum, _NONE, _NONE)
+        return step, self._batch.steps_to_next_end
 
     def commit(self, steps: int) -> Outcome:
         """Advance the batch and free the pages of the sequences that are complete."""
@@ -260,8 +266,9 @@ class ServeScheduler:
         if not decodes and not self._chunks:
             return None
         contexts = self._batch.context_tokens if decodes else _NONE
+        context_sum = self._batch.context_sum if decodes else 0
         steps = 1 if self._chunks else self._batch.steps_to_next_end
-        return Step(contexts, *_prefill_arrays(self._chunks)), steps
+        return Step(contexts, context_sum, *_prefill_arrays(self._chunks)), steps
 
     @property
     def _admitted(self) -> int:

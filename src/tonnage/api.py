@@ -199,10 +199,17 @@ def _extra_tokens(fitted: PoolMemory) -> int:
 
 
 def _wire_bytes_per_gpu(shapes: list[KvShape]) -> Callable[[int], float]:
-    """Return the bytes that a GPU of the fullest stage sends for a prompt of so many tokens."""
+    """Return the bytes that a GPU of the fullest stage sends for a prompt of so many tokens.
+
+    The same as `KvShape.request_bytes` for one number, without arrays: it is asked per request.
+    """
+
+    def stage_bytes(shape: KvShape, tokens: int) -> float:
+        windows = sum(min(tokens, window) * size for window, size in shape.windows)
+        return tokens * shape.growing_bytes_per_token + windows + shape.state_bytes
 
     def wire_bytes(tokens: int) -> float:
-        return max(float(shape.request_bytes(tokens)) for shape in shapes)
+        return max(stage_bytes(shape, tokens) for shape in shapes)
 
     return wire_bytes
 

@@ -16,11 +16,11 @@ NONE = np.zeros(0, dtype=np.int64)
 
 
 def decode(contexts: list[int]) -> Step:
-    return Step(np.array(contexts, dtype=np.int64), NONE, NONE)
+    return Step(np.array(contexts, dtype=np.int64), sum(contexts), NONE, NONE)
 
 
 def prefill(new: list[int], past: list[int]) -> Step:
-    return Step(NONE, np.array(new, dtype=np.int64), np.array(past, dtype=np.int64))
+    return Step(NONE, 0, np.array(new, dtype=np.int64), np.array(past, dtype=np.int64))
 
 
 def test_one_token_of_llama_8b_reads_the_weights_once() -> None:
@@ -81,8 +81,7 @@ def test_limited_reads_match_counting(contexts: list[int], limit: int, steps: in
 @given(st.integers(1, 40), st.integers(0, 40), st.one_of(st.none(), st.integers(1, 50)))
 def test_causal_pairs_match_counting(new: int, past: int, limit: int | None) -> None:
     counted = sum(min(past + k + 1, limit or 10**9) for k in range(new))
-    pairs = causal_pairs(np.array([new]), np.array([past]), limit)
-    assert pairs.tolist() == [counted]
+    assert causal_pairs(new, past, limit) == counted
 
 
 def test_experts_touched_matches_throwing_dice() -> None:

@@ -24,7 +24,7 @@ class AffineTimes:
         sequences = step.decode_requests
         seconds = self.base_s + self.per_sequence_s * sequences
         seconds += self.per_prompt_token_s * float(step.prefill_new_tokens.sum())
-        read = float(step.decode_context_tokens.sum()) + sequences * np.arange(float(max_steps))
+        read = step.decode_context_sum + sequences * np.arange(float(max_steps))
         return seconds + self.per_context_token_s * read
 
 

@@ -113,8 +113,11 @@ def read_gpu(path: Path) -> GpuSpec:
 
 def unknown_name(kind: str, name: str, known: Sequence[str]) -> str:
     """Return the message for a name that does not exist: the nearest one, then all of them."""
-    nearest = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
-    guess = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    wanted = name.lower()
+    # "h200" is nearer to h200-sxm than to h20, whatever the share of letters says.
+    nearest = [other for other in known if wanted and other.startswith(wanted)]
+    nearest = nearest or difflib.get_close_matches(wanted, known, n=1, cutoff=0.4)
+    guess = f"; did you mean {nearest[0]!r}?" if nearest else "."
     listed = ", ".join(known) if known else "none"
     return f"{kind}: there is no {kind} named {name!r}{guess} Known: {listed}"
 

@@ -228,7 +228,9 @@ class Scenario(Section):
 
     def resolved(self) -> dict[str, Any]:
         """Return every field with its value, in SI; as a scenario file it says the same."""
-        return self.model_dump(mode="json")
+        data = self.model_dump(mode="json")
+        data["engine"]["version"] = self.engine.spec().version
+        return data
 
 
 def _find_trace(name: str, folder: Path) -> Path:

@@ -97,6 +97,7 @@ class CapacityRow:
         assert self.gpu is not None
         gpu, engine = load_gpu(self.gpu), self.engine
         model = with_weights(self.model, self.weights)
+        running = default_max_running_requests(engine, gpu, model)
         pool = PoolSpec(
             role="serve",
             instances=1,
@@ -105,7 +106,7 @@ class CapacityRow:
             kv_format=self.kv_format,
             page_tokens=default_page_tokens(engine, model, gpu, self.kv_format),
             chunk_tokens=default_chunk_tokens(engine, gpu),
-            max_running_requests=default_max_running_requests(engine, gpu, model),
+            max_running_requests=running * self.layout.attention_dp,
         )
         return estimate_pool_memory(model, gpu, engine, pool)
 

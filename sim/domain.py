@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -337,20 +338,24 @@ class Request:
         return self.input_tokens + self.output_tokens - 1
 
 
+class PromptChunk(NamedTuple):
+    """Part of one prompt: its tokens, and those already in the cache before it."""
+
+    new_tokens: int
+    past_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What one engine instance runs next: prompt chunks, decoding requests, or both.
 
     `decode_context_tokens` `[decode requests]`: tokens that each one's attention reads in the first
-    of the steps; it grows by one per step. `decode_context_sum` is their sum. `prefill_new_tokens`,
-    `prefill_past_tokens` `[prefill requests]`: tokens of the chunk and tokens already in the cache
-    before it.
+    of the steps; it grows by one per step. `decode_context_sum` is their sum.
     """
 
     decode_context_tokens: IntArray
     decode_context_sum: int
-    prefill_new_tokens: IntArray
-    prefill_past_tokens: IntArray
+    prefill_chunks: tuple[PromptChunk, ...]
 
     @property
     def decode_requests(self) -> int:

@@ -33,6 +33,7 @@ from tonnage.sim.domain import (
     ModelSpec,
     MoeMlp,
     ParallelLayout,
+    PromptChunk,
     Role,
     Step,
 )
@@ -71,11 +72,11 @@ class RooflineExecutor:
     def run(self, step: Step, max_steps: int) -> FloatArray:
         """Return the seconds of the step and its next repetitions `[max_steps]`."""
         decodes = step.decode_requests
-        prompts = len(step.prefill_new_tokens)
-        new_tokens = int(step.prefill_new_tokens.sum()) if prompts else 0
-        fixed_s = self._products_s(decodes + new_tokens, decodes + prompts)
-        if prompts:
-            fixed_s += self._prefill_attention_s(step.prefill_new_tokens, step.prefill_past_tokens)
+        chunks = step.prefill_chunks
+        new_tokens = sum(chunk.new_tokens for chunk in chunks)
+        fixed_s = self._products_s(decodes + new_tokens, decodes + len(chunks))
+        if chunks:
+            fixed_s += self._prefill_attention_s(chunks)
         if not decodes:
             return np.full(1, fixed_s)
         ramp = _RAMP[:max_steps]
@@ -180,8 +181,7 @@ class RooflineExecutor:
             tuple((scale * flops / peak, limit) for flops, limit in pairs),
         )
 
-    def _prefill_attention_s(self, new_tokens: IntArray, past_tokens: IntArray) -> float:
-        chunks = list(zip(new_tokens.tolist(), past_tokens.tolist(), strict=True))
+    def _prefill_attention_s(self, chunks: tuple[PromptChunk, ...]) -> float:
         held = sum(new + past for new, past in chunks)
         total_s = 0.0
         for part in self._prefill_parts:

@@ -28,11 +28,11 @@ class TokenGaps:
         sequences, steps = segment.decode_requests, segment.steps
         if newcomers_s or self._last_token_s != segment.start_s:
             first_end_s = segment.end_of(1)
-            if newcomers_s:
-                self.sketch.add([(first_end_s - then_s) / TICK_S for then_s in newcomers_s])
+            for then_s in newcomers_s:
+                self.sketch.add_one((first_end_s - then_s) / TICK_S)
             veterans = sequences - len(newcomers_s)
             if veterans:
-                self.sketch.add([(first_end_s - self._last_token_s) / TICK_S], veterans)
+                self.sketch.add_one((first_end_s - self._last_token_s) / TICK_S, veterans)
             if steps > 1:
                 self.sketch.add(segment.ticks[1:steps], sequences)
         else:

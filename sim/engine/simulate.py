@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import simpy
 
@@ -39,8 +41,21 @@ def simulate(
     run = _Run(env, load, progress)
     run.fleet = _fleet(env, deployment, load, seed, run.end, exact=exact)
     env.process(run.arrivals())
-    env.run(until=run.finished)
+    with _no_cycle_collection():
+        env.run(until=run.finished)
     return run.result()
+
+
+@contextmanager
+def _no_cycle_collection() -> Iterator[None]:
+    """Pause Python's search for reference cycles: a run makes none, and looking costs a tenth."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _fleet(

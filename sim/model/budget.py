@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 from tonnage.sim.domain import (
     DenseMlp,
@@ -72,8 +73,10 @@ def gpu_budget(model: ModelSpec, gpu: GpuSpec, engine: EngineSpec, pool: PoolSpe
     else:
         budget = _vllm_budget(chosen.rules, model, gpu, engine, pool)
     remarks: tuple[str, ...] = (chosen.remark,) if chosen.remark else ()
-    if budget.other_bytes < 0:
-        missing = f"{-budget.other_bytes / 2**30:.1f} GiB less than activations and graphs take"
+    left_bytes = budget.base_bytes - budget.static_bytes
+    left_bytes -= budget.activation_bytes + budget.graph_bytes
+    if left_bytes < 0:
+        missing = f"{-left_bytes / 2**30:.1f} GiB less than activations and graphs take"
         remarks += (f"mem_fraction {budget.mem_fraction:g} leaves {missing}",)
     return replace(budget, assumptions=remarks + budget.assumptions)
 
@@ -83,7 +86,9 @@ def default_fraction(rules: EngineRules, model: ModelSpec, gpu: GpuSpec, pool: P
     if isinstance(rules, VllmRules):
         return rules.memory_fraction
     memory_mib = gpu.memory_bytes / MIB
-    reserve_mib = _sglang_activation_mib(rules, pool) + _sglang_graph_mib(rules, model, gpu, pool)
+    reserve_mib = _sglang_activation_mib(rules, gpu, pool) + _sglang_graph_mib(
+        rules, model, gpu, pool
+    )
     reserve_mib += rules.reserve_base_mib
     reserve_mib += pool.layout.gpus / 8 * rules.reserve_mib_per_8_gpus
     if memory_mib > rules.reserve_least_above_mib:
@@ -102,7 +107,7 @@ def _sglang_budget(
     base_bytes -= 0.0 if is_alone else _COMMUNICATORS_BYTES
     vision_bytes = rules.vision_cache_mib * MIB if _has_vision(model) else 0.0
     static_bytes = fraction * base_bytes - vision_bytes
-    activation_bytes = _sglang_activation_mib(rules, pool) * MIB
+    activation_bytes = _sglang_activation_mib(rules, gpu, pool) * MIB
     graph_bytes = _sglang_graph_mib(rules, model, gpu, pool) * MIB
     other_bytes = gpu.memory_bytes - static_bytes - activation_bytes - graph_bytes
     assumed = f"{base_bytes / 2**30:.1f} GiB of each {gpu.name} free before weights are loaded"
@@ -119,17 +124,21 @@ def _sglang_budget(
     )
 
 
-def _sglang_activation_mib(rules: SglangRules, pool: PoolSpec) -> float:
-    # A decode pool works on its running requests, the others on a prefill chunk.
+def _sglang_activation_mib(rules: SglangRules, gpu: GpuSpec, pool: PoolSpec) -> float:
+    # A decode pool works on the requests of a step, the others on a prefill chunk.
     is_decode = pool.role == "decode"
-    tokens = pool.max_running_requests if is_decode else pool.chunk_tokens
+    tokens = _sglang_graph_batch(rules, gpu, pool) if is_decode else pool.chunk_tokens
     return rules.activation_mib_per_token * max(tokens, rules.activation_tokens_least)
+
+
+def _sglang_graph_batch(rules: SglangRules, gpu: GpuSpec, pool: PoolSpec) -> int:
+    return min(default_graph_batch(rules, gpu, pool.layout.tp), pool.max_running_requests)
 
 
 def _sglang_graph_mib(rules: SglangRules, model: ModelSpec, gpu: GpuSpec, pool: PoolSpec) -> float:
     total_mib = 0.0
     if pool.role != "prefill":
-        batch = min(default_graph_batch(rules, gpu, pool.layout.tp), pool.max_running_requests)
+        batch = _sglang_graph_batch(rules, gpu, pool)
         total_mib += batch * rules.graph_mib_per_sequence
         if pool.layout.attention_dp > 1:
             per_sequence_mib = rules.graph_dp_mib_per_sequence
@@ -173,11 +182,11 @@ def _vllm_budget(
 def vllm_activation_bytes(rules: VllmRules, model: ModelSpec, pool: PoolSpec) -> float:
     """Return the activation peak of vLLM's profiling run: its sampler's or a layer's.
 
-    The sampler's arrays are FP32 `[max running requests, vocabulary]`. A layer holds
+    The sampler's arrays are FP32 `[max running requests of a rank, vocabulary]`. A layer holds
     `[chunk tokens]` rows of hidden states and of the widest MLP's gate, up and product.
     """
     sampler_bytes = rules.sampler_copies * _LOGIT_BYTES * model.vocab_size
-    sampler_bytes *= pool.max_running_requests
+    sampler_bytes *= ceil(pool.max_running_requests / pool.layout.attention_dp)
     layout, widest = pool.layout, 0.0
     for layer in model.layers:
         if isinstance(layer.mlp, DenseMlp):

@@ -27,14 +27,23 @@ class QuantileSketch:
         self._unit = unit
         self._counts = np.zeros(_BUCKETS, dtype=np.int64)
         self._sum = 0.0
-        self._pieces: list[FloatArray | list[float]] = []
-        self._weights: list[int] = []
+        self._pieces: list[FloatArray] = []
+        self._piece_weights: list[int] = []
+        self._single_values: list[float] = []
+        self._single_weights: list[int] = []
 
-    def add(self, values: FloatArray | list[float], weight: int = 1) -> None:
+    def add(self, values: FloatArray, weight: int = 1) -> None:
         """Add values `[n]`, each `weight` times."""
         self._pieces.append(values)
-        self._weights.append(weight)
+        self._piece_weights.append(weight)
         if len(self._pieces) >= _PENDING:
+            self._settle()
+
+    def add_one(self, value: float, weight: int = 1) -> None:
+        """Add one value `weight` times."""
+        self._single_values.append(value)
+        self._single_weights.append(weight)
+        if len(self._single_values) >= _PENDING:
             self._settle()
 
     def merge(self, other: QuantileSketch) -> None:
@@ -45,12 +54,13 @@ class QuantileSketch:
 
     def _settle(self) -> None:
         """Sort the pending values into their buckets."""
-        if not self._pieces:
+        if not self._pieces and not self._single_values:
             return
-        values = np.concatenate(self._pieces) * self._unit
-        weights = np.repeat(self._weights, [len(piece) for piece in self._pieces])
-        self._pieces.clear()
-        self._weights.clear()
+        repeats = [len(piece) for piece in self._pieces] + [1] * len(self._single_values)
+        weights = np.repeat(self._piece_weights + self._single_weights, repeats)
+        values = np.concatenate([*self._pieces, self._single_values]) * self._unit
+        self._pieces, self._piece_weights = [], []
+        self._single_values, self._single_weights = [], []
         self._sum += float(values @ weights)
         buckets = (np.log(np.maximum(values, _LOWEST) / _LOWEST) / _LOG_GROWTH).astype(np.int64)
         np.add.at(self._counts, np.minimum(buckets, _BUCKETS - 1), weights)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tonnage.sim.domain import IntArray, Step
+from tonnage.sim.domain import IntArray, PromptChunk, Step
 from tonnage.sim.serving.batch import DecodeBatch
 from tonnage.sim.serving.pages import PagePool
 from tonnage.sim.serving.sequence import Sequence
@@ -99,10 +99,8 @@ class _PromptQueue:
         return started
 
 
-def _prefill_arrays(chunks: list[tuple[Sequence, int]]) -> tuple[IntArray, IntArray]:
-    new = np.array([tokens for _, tokens in chunks], dtype=np.int64)
-    past = np.array([sequence.prefilled_tokens for sequence, _ in chunks], dtype=np.int64)
-    return new, past
+def _prompt_chunks(chunks: list[tuple[Sequence, int]]) -> tuple[PromptChunk, ...]:
+    return tuple(PromptChunk(tokens, sequence.prefilled_tokens) for sequence, tokens in chunks)
 
 
 def _commit_chunks(chunks: list[tuple[Sequence, int]]) -> list[Sequence]:
@@ -137,7 +135,7 @@ class PrefillScheduler:
         )
         if not self._chunks:
             return None
-        return Step(_NONE, 0, *_prefill_arrays(self._chunks)), 1
+        return Step(_NONE, 0, _prompt_chunks(self._chunks)), 1
 
     def commit(self, steps: int) -> Outcome:
         """Advance the prompts of the last step."""
@@ -204,7 +202,7 @@ class DecodeScheduler:
             self._batch.join(self._arrived.popleft())
         if not len(self._batch):
             return None
-        step = Step(self._batch.context_tokens, self._batch.context_sum, _NONE, _NONE)
+        step = Step(self._batch.context_tokens, self._batch.context_sum, ())
         return step, self._batch.steps_to_next_end
 
     def commit(self, steps: int) -> Outcome:
@@ -268,7 +266,7 @@ class ServeScheduler:
         contexts = self._batch.context_tokens if decodes else _NONE
         context_sum = self._batch.context_sum if decodes else 0
         steps = 1 if self._chunks else self._batch.steps_to_next_end
-        return Step(contexts, context_sum, *_prefill_arrays(self._chunks)), steps
+        return Step(contexts, context_sum, _prompt_chunks(self._chunks)), steps
 
     @property
     def _admitted(self) -> int:

@@ -65,7 +65,9 @@ def bar_cells(parts: tuple[Segment, ...], cells: int = _BAR_CELLS) -> tuple[int,
     shares = [max(int(share), 1 if share > 0 else 0) for share in exact]
     while sum(shares) != cells:
         step = 1 if sum(shares) < cells else -1
-        worst = max(range(len(parts)), key=lambda i: step * (exact[i] - shares[i]))
+        # A cell is never taken from a part that has only one.
+        able = [index for index, share in enumerate(shares) if step > 0 or share > 1]
+        worst = max(able, key=lambda index: step * (exact[index] - shares[index]))
         shares[worst] += step
     return tuple(shares)
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from tonnage.sim.units import format_bytes, format_seconds
-from tonnage.terminal import new_table
+from tonnage.terminal import natural_width, new_table
 
 Json = Mapping[str, Any]
 _NOTHING = "-"
@@ -58,6 +59,14 @@ _COLUMNS = (
     _Column("completed", ("requests.completed",), _whole),
     _Column("rejected", ("requests.rejected",), _whole),
 )
+_LEFT_OUT_FIRST = (  # where the terminal is too narrow for all
+    "ITL p95",
+    "completed",
+    "decode USD / M",
+    "decode tok/s",
+    "e2e p50 / p95",
+    "within SLO",
+)
 _ONLY_WHEN_NOT_ZERO = ("rejected",)
 
 
@@ -94,15 +103,30 @@ _WAYS = (("tp", "tp"), ("pp", "pp"), ("ep", "ep"), ("attention_dp", "dp"), ("dcp
 
 def _print_points(console: Console, runs: Mapping[str, Json]) -> None:
     """Print one row per point and variant, the variants of a point next to each other."""
-    points = [(variant, point) for variant, point in _by_point(runs)]
-    columns = [column for column in _COLUMNS if _is_used(column, [point for _, point in points])]
-    titles = [_title(column, runs) for column in columns]
+    points = [point for _, point in _by_point(runs)]
+    columns = [column for column in _COLUMNS if _is_used(column, points)]
+    left_out = []
+    table = _points_table(console, runs, columns)
+    for title in _LEFT_OUT_FIRST:
+        if natural_width(console, table) <= console.width:
+            break
+        left_out += [column.title for column in columns if column.title == title]
+        columns = [column for column in columns if column.title != title]
+        table = _points_table(console, runs, columns)
+    console.print(table)
+    if left_out:
+        text = f"Too narrow for {', '.join(left_out)}: widen the window, or use --json or --out."
+        console.print(text, style="dim", soft_wrap=True)
+
+
+def _points_table(console: Console, runs: Mapping[str, Json], columns: Sequence[_Column]) -> Table:
     first = ["load", "variant"] if len(runs) > 1 else ["load"]
+    titles = [_title(column, runs) for column in columns]
     table = new_table(console, "", [*first, *titles], numbers_from=len(first))
-    for variant, point in points:
+    for variant, point in _by_point(runs):
         cells = [_cell(column, point) for column in columns]
         table.add_row(*[_load(point), variant][: len(first)], *cells)
-    console.print(table)
+    return table
 
 
 def _by_point(runs: Mapping[str, Json]) -> list[tuple[str, Json]]:

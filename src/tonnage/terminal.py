@@ -37,6 +37,11 @@ def new_table(console: Console, title: str, columns: Sequence[str], numbers_from
     return table
 
 
+def natural_width(console: Console, table: Table) -> int:
+    """Return the width that a table takes when no cell is folded."""
+    return console.measure(table, options=console.options.update(max_width=10_000)).maximum
+
+
 @contextmanager
 def progress(quiet: bool) -> Iterator[ReportProgress | None]:
     """Give a function that shows progress: a bar on a terminal, a line per part in a pipe."""

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from tonnage.scenarios.catalogue import load_gpu, load_model, model_names
 from tonnage.sim.cost.operators import causal_pairs, experts_touched
 from tonnage.sim.cost.step_time import RooflineExecutor, _limited_reads
-from tonnage.sim.domain import MoeMlp, ParallelLayout, Step
+from tonnage.sim.domain import MoeMlp, ParallelLayout, PromptChunk, Step
 
 NONE = np.zeros(0, dtype=np.int64)
 
 
 def decode(contexts: list[int]) -> Step:
-    return Step(np.array(contexts, dtype=np.int64), sum(contexts), NONE, NONE)
+    return Step(np.array(contexts, dtype=np.int64), sum(contexts), ())
 
 
 def prefill(new: list[int], past: list[int]) -> Step:
-    return Step(NONE, 0, np.array(new, dtype=np.int64), np.array(past, dtype=np.int64))
+    return Step(NONE, 0, tuple(map(PromptChunk, new, past)))
 
 
 def test_one_token_of_llama_8b_reads_the_weights_once() -> None:

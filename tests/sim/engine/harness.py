@@ -23,7 +23,7 @@ class AffineTimes:
     def run(self, step: Step, max_steps: int) -> FloatArray:
         sequences = step.decode_requests
         seconds = self.base_s + self.per_sequence_s * sequences
-        seconds += self.per_prompt_token_s * float(step.prefill_new_tokens.sum())
+        seconds += self.per_prompt_token_s * sum(chunk.new_tokens for chunk in step.prefill_chunks)
         read = step.decode_context_sum + sequences * np.arange(float(max_steps))
         return seconds + self.per_context_token_s * read
 

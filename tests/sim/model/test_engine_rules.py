@@ -148,5 +148,5 @@ def test_captured_prefill_sizes_end_at_the_chunk() -> None:
 def test_captured_sizes_rise(running: int, tp: int, engine: EngineSpec, speculating: bool) -> None:
     sizes = captured_batch_sizes(engine, load_gpu("h200-sxm"), tp, running, speculating)
     assert list(sizes) == sorted(set(sizes))
-    assert 1 <= sizes[0]
+    assert sizes[0] >= 1
     assert sizes[-1] <= 512

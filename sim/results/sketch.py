@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
+
 import numpy as np
 
 from tonnage.sim.domain import FloatArray
@@ -10,9 +13,9 @@ _LOWEST = 1e-7  # seconds; smaller values count as this
 _HIGHEST = 1e6
 _RELATIVE_ERROR = 0.005
 _GROWTH = (1 + _RELATIVE_ERROR) / (1 - _RELATIVE_ERROR)
-_LOG_GROWTH = float(np.log(_GROWTH))
-_BUCKETS = int(np.ceil(np.log(_HIGHEST / _LOWEST) / _LOG_GROWTH)) + 1
-_PENDING = 512  # values are sorted into buckets that many pieces at a time
+_BUCKETS = math.ceil(math.log(_HIGHEST / _LOWEST) / math.log(_GROWTH)) + 1
+_EDGES = _LOWEST * _GROWTH ** np.arange(_BUCKETS)  # lower edge of each bucket
+_EDGE_LIST = _EDGES.tolist()
 
 
 class QuantileSketch:
@@ -27,48 +30,38 @@ class QuantileSketch:
         self._unit = unit
         self._counts = np.zeros(_BUCKETS, dtype=np.int64)
         self._sum = 0.0
-        self._pieces: list[FloatArray] = []
-        self._piece_weights: list[int] = []
-        self._single_values: list[float] = []
-        self._single_weights: list[int] = []
 
     def add(self, values: FloatArray, weight: int = 1) -> None:
         """Add values `[n]`, each `weight` times."""
-        self._pieces.append(values)
-        self._piece_weights.append(weight)
-        if len(self._pieces) >= _PENDING:
-            self._settle()
+        first = self._bucket(float(np.minimum.reduce(values)))
+        last = self._bucket(float(np.maximum.reduce(values)))
+        if last - first <= 1:  # the usual case: steps of one segment are nearly equal
+            above = 0
+            if last > first:
+                above = int(np.count_nonzero(values * self._unit >= _EDGES[last]))
+                self._counts[last] += above * weight
+            self._counts[first] += (len(values) - above) * weight
+        else:
+            buckets = np.searchsorted(_EDGES, values * self._unit, side="right") - 1
+            np.add.at(self._counts, np.maximum(buckets, 0), weight)
+        self._sum += weight * float(np.add.reduce(values)) * self._unit
 
     def add_one(self, value: float, weight: int = 1) -> None:
         """Add one value `weight` times."""
-        self._single_values.append(value)
-        self._single_weights.append(weight)
-        if len(self._single_values) >= _PENDING:
-            self._settle()
+        self._counts[self._bucket(value)] += weight
+        self._sum += weight * value * self._unit
+
+    def _bucket(self, value: float) -> int:
+        return max(bisect_right(_EDGE_LIST, value * self._unit) - 1, 0)
 
     def merge(self, other: QuantileSketch) -> None:
         """Add all values of another sketch, whatever its unit."""
-        other._settle()
         self._counts += other._counts
         self._sum += other._sum
-
-    def _settle(self) -> None:
-        """Sort the pending values into their buckets."""
-        if not self._pieces and not self._single_values:
-            return
-        repeats = [len(piece) for piece in self._pieces] + [1] * len(self._single_values)
-        weights = np.repeat(self._piece_weights + self._single_weights, repeats)
-        values = np.concatenate([*self._pieces, self._single_values]) * self._unit
-        self._pieces, self._piece_weights = [], []
-        self._single_values, self._single_weights = [], []
-        self._sum += float(values @ weights)
-        buckets = (np.log(np.maximum(values, _LOWEST) / _LOWEST) / _LOG_GROWTH).astype(np.int64)
-        np.add.at(self._counts, np.minimum(buckets, _BUCKETS - 1), weights)
 
     @property
     def count(self) -> int:
         """Number of values, weights included."""
-        self._settle()
         return int(self._counts.sum())
 
     def mean(self) -> float:
@@ -83,10 +76,10 @@ class QuantileSketch:
             return float("nan")
         rank = share * (count - 1)
         bucket = int(np.searchsorted(np.cumsum(self._counts), rank, side="right"))
-        return float(_LOWEST * _GROWTH**bucket * 2 * _GROWTH / (1 + _GROWTH))
+        return float(_EDGES[bucket] * 2 * _GROWTH / (1 + _GROWTH))
 
     def share_at_most(self, limit: float) -> float:
         """Return the share of values that do not exceed a limit, to the width of a bucket."""
         count = self.count
-        bucket = int(np.log(max(limit, _LOWEST) / _LOWEST) / _LOG_GROWTH)
+        bucket = max(bisect_right(_EDGE_LIST, limit) - 1, 0)
         return float(self._counts[: bucket + 1].sum()) / count if count else float("nan")

@@ -88,8 +88,7 @@ def memory(scenario: Scenario) -> MemoryReport:
     Raises BadInputError for a layout the model cannot have, InfeasibleError for what does not fit.
     """
     pools = _built_pools(scenario)
-    tokens = _mean_request_tokens(scenario.traffic_spec())
-    return _memory_report(scenario, pools, tokens)
+    return _memory_report(scenario, pools, _offered(scenario.traffic_spec()).tokens_per_request)
 
 
 def simulate(
@@ -101,12 +100,13 @@ def simulate(
     """
     pools = _built_pools(scenario)
     traffic = scenario.traffic_spec()
-    tokens = _mean_request_tokens(traffic)
+    offered = _offered(traffic)
+    tokens = offered.tokens_per_request
     deployment = _deployment(scenario, pools)
     points = []
     for point in traffic.points():
         load = build_load(traffic, point, scenario.seed)
-        tell = _point_progress(traffic, point, progress)
+        tell = _point_progress(traffic.kind, point, offered, progress)
         run = run_simulation(deployment, load, seed=scenario.seed, exact=exact, progress=tell)
         points.append(PointReport(_figures(scenario, pools, point, run), run.records.frame()))
     holding = pools[_token_role(pools)]
@@ -325,29 +325,32 @@ def _all_assumptions(scenario: Scenario, pools: dict[Role, _BuiltPool]) -> Itera
     yield "admission reserves the pages of prompt and output, so no request is preempted"
 
 
-def _mean_request_tokens(traffic: TrafficSpec) -> int:
-    """Return the mean tokens that a request holds when it ends; a trace is read for it."""
+@dataclass(frozen=True, slots=True)
+class _Offered:
+    """How many requests a point offers, and the mean tokens that one holds when it ends."""
+
+    requests: int
+    tokens_per_request: int
+
+
+def _offered(traffic: TrafficSpec) -> _Offered:
+    """Count and average what is offered; a trace is read for it."""
     if traffic.trace is None:
         mean = traffic.input_tokens.mean() + traffic.output_tokens.mean()
-    else:
-        totals = [
-            request.input_tokens + request.output_tokens for request in read_trace(traffic.trace)
-        ]
-        mean = float(np.mean(totals)) if totals else 1.0
-    return max(1, round(mean) - 1)
+        return _Offered(traffic.requests, max(1, round(mean) - 1))
+    totals = [request.total_tokens for request in read_trace(traffic.trace)]
+    return _Offered(len(totals), max(1, round(float(np.mean(totals)))))
 
 
 def _point_progress(
-    traffic: TrafficSpec, point: LoadPoint, progress: Progress | None
+    kind: str, point: LoadPoint, offered: _Offered, progress: Progress | None
 ) -> Callable[[int], None] | None:
     if progress is None:
         return None
-    label = traffic.kind
+    label = kind
     if point.concurrency is not None:
         label = f"concurrency {point.concurrency}"
     elif point.rate_per_s is not None:
         label = f"rate {point.rate_per_s:g}/s"
-    total = traffic.requests
-    if traffic.trace is not None:
-        total = sum(1 for _ in read_trace(traffic.trace))
-    return lambda ended: progress(label, ended / total if total else 1.0)
+    progress(label, 0.0)
+    return lambda ended: progress(label, ended / offered.requests)

@@ -68,16 +68,16 @@ class Segment:
         self._index = index
         self.start_s = env.now
         self.ticks = np.rint(durations_s * _TICKS_PER_S)
-        if not self.ticks[0] > 0:
+        if not self.ticks.item(0) > 0:
             raise ValueError(f"a step must take time, not {durations_s[0]} s")
         self._cumulative = np.add.accumulate(self.ticks)
         self.decode_requests = decode_requests
         self.steps = len(self.ticks)  # how many of them will be done
-        self.end = StepEnd(env, self.end_of(self.steps) - env.now, index)
+        self.end = StepEnd(env, self._cumulative.item(-1) * TICK_S, index)
 
     def end_of(self, step: int) -> float:
         """Return the instant at which the given step, counted from 1, ends."""
-        return self.start_s + float(self._cumulative[step - 1]) * TICK_S
+        return self.start_s + float(self._cumulative.item(step - 1)) * TICK_S
 
     def steps_done(self) -> int:
         """Return how many steps have ended by now."""

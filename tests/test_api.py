@@ -8,9 +8,10 @@ import pytest
 
 import tonnage
 from tonnage import api
-from tonnage.scenarios.catalogue import scenario_names
+from tonnage.scenarios.catalogue import load_model, scenario_names
 from tonnage.scenarios.load import load_scenario, load_variants, parse_scenario
-from tonnage.sim.domain import BadInputError, InfeasibleError
+from tonnage.sim.domain import BadInputError, InfeasibleError, ParallelLayout
+from tonnage.sim.model.kv import stage_kv_shapes
 
 
 def small(**traffic: object) -> dict[str, object]:
@@ -121,3 +122,28 @@ def test_the_package_shows_its_verbs() -> None:
     assert tonnage.load_scenario is load_scenario
     with pytest.raises(AttributeError):
         _ = tonnage.plan
+
+
+def test_a_request_longer_than_one_attention_rank_holds_is_rejected() -> None:
+    """Eight ranks hold eight times the tokens, but each request lives on one of them."""
+    pool = {"tp": 8, "attention_dp": 8, "kv": "bf16"}
+    traffic = {"kind": "closed", "concurrency": 1, "requests": 2, "output_tokens": 2}
+    data = {
+        "model": "qwen3-coder-480b",
+        "gpu": "h20-141g",
+        "engine": {"name": "vllm", "version": "0.19.0"},
+        "traffic": traffic | {"input_tokens": 250_000},
+        "pools": {"serve": pool | {"ep": 8, "weights": "fp8_block"}},
+    }
+    report = api.simulate(parse_scenario(data)).to_dict()
+    memory = report["memory"]["serve"]
+    assert memory["kv_tokens_per_rank"] < 250_000 < memory["kv_tokens"]
+    assert report["points"][0]["requests"] == {"completed": 0, "rejected": 2}
+
+
+@pytest.mark.parametrize("name", ["kimi-k2.6", "gpt-oss-20b", "glm-5.2"])
+def test_the_bytes_on_the_wire_are_those_of_the_cache(name: str) -> None:
+    shapes = stage_kv_shapes(load_model(name), ParallelLayout(tp=4), "bf16")
+    for tokens in (1, 127, 128, 129, 5000):
+        expected = max(float(shape.request_bytes(tokens)) for shape in shapes)
+        assert api.wire_bytes_per_gpu(shapes)(tokens) == pytest.approx(expected, rel=1e-12)

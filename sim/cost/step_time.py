@@ -3,6 +3,8 @@
 Each operator takes the larger of its bytes over the memory bandwidth and its FLOP over the dense
 peak of its precision; collectives take their bytes over the link. There are no launch, latency or
 engine overheads, and no efficiency below the peak: the result is a lower bound on the time.
+Attention computes in BF16 whatever the KV format, and experts spread over ranks are charged an
+all-reduce like any other block.
 """
 
 from __future__ import annotations
@@ -94,19 +96,18 @@ class RooflineExecutor:
 
         Only the last token of each of `outputs` sequences goes through the head.
         """
-        # Attention-DP ranks each run their own share of the tokens; experts see all of them.
-        rank_tokens = tokens / self._layout.attention_dp
         total_s = 0.0
         for product in self._products:
             role = product.tensor.role
             if role is Role.ROUTED_EXPERT:
                 total_s += self._expert_seconds(product, tokens)
                 continue
-            rows = rank_tokens
-            if role in (Role.HEAD, Role.EMBEDDING):
-                rows = outputs / self._layout.attention_dp
-            total_s += product.count * self._product_seconds(product, rows)
-        return total_s + self._collective_seconds(rank_tokens)
+            rows = outputs if role in (Role.HEAD, Role.EMBEDDING) else tokens
+            # What is split over more ranks than attention is, is given the rows of all of them.
+            gathered = product.ways > self._layout.attention_tp
+            rank_rows = rows if gathered else rows / self._layout.attention_dp
+            total_s += product.count * self._product_seconds(product, rank_rows)
+        return total_s + self._collective_seconds(tokens / self._layout.attention_dp)
 
     def _product_seconds(self, product: MatrixProduct, tokens: float) -> float:
         moved = product.weight_bytes + product.activation_bytes(tokens)

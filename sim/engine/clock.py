@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import simpy
+from simpy.events import EventPriority
 
 from tonnage.sim.domain import FloatArray
 
@@ -37,7 +38,7 @@ class StepEnd(simpy.Event):
         super().__init__(env)
         self._ok = True
         self._value = None
-        env.schedule(self, priority=2 + instance_index, delay=delay_s)  # type: ignore[arg-type]
+        env.schedule(self, priority=EventPriority(2 + instance_index), delay=delay_s)
 
     def replace_by(self, earlier: StepEnd) -> None:
         """Let whoever waits for this event be woken by an earlier one instead."""

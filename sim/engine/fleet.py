@@ -31,6 +31,7 @@ class PoolPlan:
     role: str
     instances: int
     kv_tokens: int  # of one instance
+    longest_request_tokens: int  # what the rank that serves a request, or the model, can hold
     page_tokens: int
     limits: Limits
     executor: Executor
@@ -64,12 +65,12 @@ class Fleet(Protocol):
 OnEnd = Callable[[Sequence], None]
 
 
-def reject_if_too_long(sequence: Sequence, pool: PagePool, tokens: int) -> bool:
+def reject_if_too_long(sequence: Sequence, plan: PoolPlan, pool: PagePool, tokens: int) -> bool:
     """Mark a sequence that not even an empty instance could hold."""
-    if pool.could_ever_hold(tokens):
+    if tokens <= plan.longest_request_tokens and pool.could_ever_hold(tokens):
         return False
-    held = pool.capacity_pages * pool.page_tokens
-    sequence.rejected = f"{tokens} tokens of KV; one instance holds {held}"
+    held = min(plan.longest_request_tokens, pool.capacity_pages * pool.page_tokens)
+    sequence.rejected = f"{tokens} tokens of KV; a {plan.role} instance holds {held} of one request"
     return True
 
 
@@ -85,7 +86,7 @@ class ColocatedFleet:
         *,
         exact: bool,
     ) -> None:
-        plan = deployment.pools["serve"]
+        self._plan = plan = deployment.pools["serve"]
         self._env = env
         self._on_end = on_end
         self._schedulers = [
@@ -105,7 +106,7 @@ class ColocatedFleet:
     def arrive(self, sequence: Sequence) -> None:
         """Route a request and queue it."""
         request = sequence.request
-        if reject_if_too_long(sequence, self._schedulers[0].pool, request.total_tokens):
+        if reject_if_too_long(sequence, self._plan, self._schedulers[0].pool, request.total_tokens):
             self._on_end(sequence)
             return
         index = self._router.assign(request.input_tokens)
@@ -141,7 +142,8 @@ class DisaggregatedFleet:
     ) -> None:
         assert deployment.link is not None
         assert deployment.wire_bytes_per_gpu is not None
-        prefill, decode = deployment.pools["prefill"], deployment.pools["decode"]
+        self._prefill_plan = prefill = deployment.pools["prefill"]
+        self._decode_plan = decode = deployment.pools["decode"]
         self._env = env
         self._on_end = on_end
         self._wire_bytes_per_gpu = deployment.wire_bytes_per_gpu
@@ -177,8 +179,10 @@ class DisaggregatedFleet:
         """Choose both instances and queue the prompt."""
         request = sequence.request
         if reject_if_too_long(
-            sequence, self._prefills[0].pool, request.input_tokens
-        ) or reject_if_too_long(sequence, self._decodes[0].pool, request.total_tokens):
+            sequence, self._prefill_plan, self._prefills[0].pool, request.input_tokens
+        ) or reject_if_too_long(
+            sequence, self._decode_plan, self._decodes[0].pool, request.total_tokens
+        ):
             self._on_end(sequence)
             return
         sequence.prefill_instance = self._prefill_router.assign(request.input_tokens)
@@ -235,7 +239,7 @@ class ResidentFleet:
     def __init__(
         self, env: simpy.Environment, deployment: Deployment, on_end: OnEnd, *, exact: bool
     ) -> None:
-        plan = deployment.pools["decode"]
+        self._plan = plan = deployment.pools["decode"]
         self._env = env
         self._on_end = on_end
         self._scheduler = DecodeScheduler(plan.page_pool(), plan.limits)
@@ -247,7 +251,9 @@ class ResidentFleet:
     def arrive(self, sequence: Sequence) -> None:
         """Queue a sequence for pages; it decodes as soon as it has them."""
         sequence.decode_instance = 0
-        if reject_if_too_long(sequence, self._scheduler.pool, sequence.request.total_tokens):
+        if reject_if_too_long(
+            sequence, self._plan, self._scheduler.pool, sequence.request.total_tokens
+        ):
             self._on_end(sequence)
             return
         self._scheduler.request_pages(sequence)

@@ -82,14 +82,15 @@ def objectives_met(run: RunResult, objectives: Sequence[Objective]) -> dict[str,
         "tpot": np.nan_to_num(records.tpot_s()),  # one token only: no further token to be late
         "e2e": records.e2e_s(),
     }
-    met = records.served()
+    served = records.served()
+    met = served
     holds: dict[str, bool] = {}
     for objective in objectives:
         name = f"{objective.metric}_p{objective.quantile * 100:g}"
         if objective.metric == "itl":
             holds[name] = run.gaps.share_at_most(objective.limit_s) >= objective.quantile
             continue
-        within = per_request[objective.metric] <= objective.limit_s
+        within = served & (per_request[objective.metric] <= objective.limit_s)
         holds[name] = float(within.mean()) >= objective.quantile
         met = met & within
     outputs = float(records.integers("output_tokens")[met].sum())

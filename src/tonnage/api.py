@@ -167,9 +167,11 @@ def _deployment(scenario: Scenario, pools: dict[Role, _BuiltPool]) -> Deployment
     prefill = pools.get("prefill")
     if prefill is None:
         return Deployment(plans, scenario.router.policy, None, None)
-    shapes = stage_kv_shapes(prefill.model, prefill.spec.layout, prefill.spec.kv_format)
+    shapes = stage_kv_shapes(
+        prefill.model, prefill.spec.layout, prefill.spec.kv_format, scenario.engine_spec().name
+    )
     return Deployment(
-        plans, scenario.router.policy, scenario.link_spec(), _wire_bytes_per_gpu(shapes)
+        plans, scenario.router.policy, scenario.link_spec(), wire_bytes_per_gpu(shapes)
     )
 
 
@@ -179,6 +181,7 @@ def _plan(scenario: Scenario, pool: _BuiltPool) -> PoolPlan:
         role=spec.role,
         instances=spec.instances,
         kv_tokens=pool.memory.kv_tokens,
+        longest_request_tokens=pool.memory.longest_request_tokens,
         page_tokens=spec.page_tokens,
         extra_tokens=_extra_tokens(pool.memory),
         limits=Limits(spec.chunk_tokens, spec.max_running_requests),
@@ -198,10 +201,10 @@ def _extra_tokens(fitted: PoolMemory) -> int:
     return int(np.ceil(extra))
 
 
-def _wire_bytes_per_gpu(shapes: list[KvShape]) -> Callable[[int], float]:
+def wire_bytes_per_gpu(shapes: list[KvShape]) -> Callable[[int], float]:
     """Return the bytes that a GPU of the fullest stage sends for a prompt of so many tokens.
 
-    The same as `KvShape.request_bytes` for one number, without arrays: it is asked per request.
+    As `KvShape.request_bytes` with pages of one token, for one number: it is asked per request.
     """
 
     def stage_bytes(shape: KvShape, tokens: int) -> float:

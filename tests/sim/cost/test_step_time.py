@@ -60,6 +60,15 @@ def test_steps_of_every_model_take_time_and_more_work_takes_no_less(name: str) -
         assert executor.run(prefill([4096], [4096]), 1)[0] > executor.run(prefill([512], [0]), 1)[0]
 
 
+def test_attention_dp_does_not_make_the_mlp_cheaper() -> None:
+    """The MLP is split over all ranks either way and works on the tokens of all of them."""
+    model, gpu = load_model("llama-3.1-70b"), load_gpu("h200-sxm")
+    prompts = prefill([256] * 64, [0] * 64)
+    apart = RooflineExecutor(model, ParallelLayout(tp=8, attention_dp=8), gpu, "bf16")
+    mlp_flops = 2 * 64 * 256 * 80 * 3 * 8192 * 28672 / 8
+    assert apart.run(prompts, 1)[0] >= mlp_flops / gpu.dense_flops_per_s["bf16"]
+
+
 def test_a_segment_is_its_steps_one_by_one() -> None:
     executor = RooflineExecutor(
         load_model("gpt-oss-20b"), ParallelLayout(), load_gpu("h100-sxm"), "bf16"

@@ -43,6 +43,7 @@ def colocated(
         "serve",
         instances,
         kv_tokens,
+        kv_tokens,
         page_tokens,
         Limits(chunk_tokens, running),
         times or AffineTimes(),
@@ -65,9 +66,10 @@ def disaggregated(
 ) -> Deployment:
     limits = Limits(chunk_tokens, running)
     executor = times or AffineTimes()
+    longest = kv_tokens
     plans = {
-        "prefill": PoolPlan("prefill", prefills, kv_tokens, page_tokens, limits, executor),
-        "decode": PoolPlan("decode", decodes, kv_tokens, page_tokens, limits, executor),
+        "prefill": PoolPlan("prefill", prefills, kv_tokens, longest, page_tokens, limits, executor),
+        "decode": PoolPlan("decode", decodes, kv_tokens, longest, page_tokens, limits, executor),
     }
     link = LinkSpec("rdma", bandwidth_bytes_per_s, 1e-4)
     return Deployment(plans, router, link, lambda tokens: 70_272.0 * tokens)

@@ -156,7 +156,7 @@ def test_a_request_that_no_instance_could_hold_is_rejected_with_its_reason() -> 
     load = OpenLoad([Request(0, 0.0, 900, 200), Request(1, 0.1, 10, 10)])
     frame = simulate(colocated(kv_tokens=1000), load).records.frame()
     assert frame["status"].tolist() == ["rejected", "completed"]
-    assert "1099 tokens" in frame["reason"][0]
+    assert "1099 tokens of KV; a serve instance holds 1000 of one request" in frame["reason"][0]
 
 
 def test_many_rejections_in_a_closed_load_end() -> None:

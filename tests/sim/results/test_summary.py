@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.sim.engine.harness import AffineTimes, colocated
+
 from tonnage.sim.domain import Objective, Request
 from tonnage.sim.engine.simulate import simulate
 from tonnage.sim.results.summary import objectives_met

@@ -324,6 +324,7 @@ class Request:
     arrival_s: float
     input_tokens: int
     output_tokens: int
+    output_limit_tokens: int | None = None  # what the client allows; the scheduler knows only this
 
     def __post_init__(self) -> None:
         if self.input_tokens < 1 or self.output_tokens < 1:
@@ -331,6 +332,11 @@ class Request:
                 f"request {self.id}: {self.input_tokens} input and {self.output_tokens} output "
                 "tokens; both must be at least 1"
             )
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Output tokens that the client allows, never fewer than it gets."""
+        return max(self.output_tokens, self.output_limit_tokens or 0)
 
     @property
     def total_tokens(self) -> int:
@@ -350,16 +356,22 @@ class Step:
     """What one engine instance runs next: prompt chunks, decoding requests, or both.
 
     `decode_context_tokens` `[decode requests]`: tokens that each one's attention reads in the first
-    of the steps; it grows by one per step. `decode_context_sum` is their sum.
+    of the steps. `decode_context_sum` is their sum, and `decode_context_growth` what it grows by
+    from one step to the next (None: one token per request). `query_tokens`: tokens that each
+    decoding request computes, one, or one and its draft tokens under speculation. `ranks`: under
+    attention-DP, the step of every rank, which together make this one; all ranks step together.
     """
 
     decode_context_tokens: IntArray
-    decode_context_sum: int
+    decode_context_sum: float
     prefill_chunks: tuple[PromptChunk, ...]
+    decode_context_growth: float | None = None
+    query_tokens: int = 1
+    ranks: tuple[Step, ...] = ()
 
     @property
     def decode_requests(self) -> int:
-        """Requests that each get one token."""
+        """Requests that decode, those included whose token nobody waits for any more."""
         return len(self.decode_context_tokens)
 
 

@@ -77,3 +77,12 @@ def format_bytes(value_bytes: float) -> str:
     if abs(value_bytes) >= GIB:
         return f"{value_bytes / GIB:,.1f} GiB"
     return f"{value_bytes / 2**20:,.0f} MiB"
+
+
+def version_key(version: str) -> tuple[int, int, int]:
+    """Return the first three numbers of a version, such as (0, 10, 1) of "0.10.1.dev101"."""
+    match = re.match(r"^v?(\d+)(?:\.(\d+))?(?:\.(\d+))?", version)
+    if match is None:
+        raise BadInputError(f"engine.version: {version!r} is not a version; write it like '0.5.23'")
+    major, minor, patch = match.groups(default="0")
+    return int(major), int(minor), int(patch)

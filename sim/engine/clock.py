@@ -8,7 +8,7 @@ the same bits: `exact` and segment mode visit the same instants, ties included.
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import simpy
@@ -27,18 +27,35 @@ def on_grid(time_s: float) -> float:
     return round(time_s * _TICKS_PER_S) / _TICKS_PER_S
 
 
+class Clock(simpy.Environment):
+    """Simulated time, and whose step ended last at the present instant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turn_s = -1.0
+        self._turn = -1
+
+    def take_turn(self, turn: int) -> None:
+        """Note that the steps of the instances up to `turn` which end now have ended."""
+        self._turn_s, self._turn = self.now, turn
+
+    def had_turn(self, turn: int) -> bool:
+        """Tell whether a step of that instance which ends at this very instant has ended."""
+        return self._turn_s == self.now and turn <= self._turn
+
+
 class StepEnd(simpy.Event):
     """Fire at the end of a step, after all else that happens at that instant.
 
     Arrivals at the very instant of a step's end are then seen by the decision that follows it.
-    Instances that end a step at the same instant go in the order of their index.
+    Instances that end a step at the same instant go in the order of their turns.
     """
 
-    def __init__(self, env: simpy.Environment, delay_s: float, instance_index: int) -> None:
+    def __init__(self, env: simpy.Environment, delay_s: float, turn: int) -> None:
         super().__init__(env)
         self._ok = True
         self._value = None
-        env.schedule(self, priority=EventPriority(2 + instance_index), delay=delay_s)
+        env.schedule(self, priority=EventPriority(2 + turn), delay=delay_s)
 
     def replace_by(self, earlier: StepEnd) -> None:
         """Let whoever waits for this event be woken by an earlier one instead."""
@@ -54,27 +71,23 @@ class Segment:
     __slots__ = (
         "_cumulative",
         "_env",
-        "_index",
-        "decode_requests",
+        "_turn",
         "end",
         "start_s",
         "steps",
         "ticks",
     )
 
-    def __init__(
-        self, env: simpy.Environment, index: int, durations_s: FloatArray, decode_requests: int
-    ) -> None:
+    def __init__(self, env: Clock, turn: int, durations_s: FloatArray) -> None:
         self._env = env
-        self._index = index
+        self._turn = turn
         self.start_s = env.now
         self.ticks = np.rint(durations_s * _TICKS_PER_S)
         if not self.ticks.item(0) > 0:
             raise ValueError(f"a step must take time, not {durations_s[0]} s")
         self._cumulative = np.add.accumulate(self.ticks)
-        self.decode_requests = decode_requests
         self.steps = len(self.ticks)  # how many of them will be done
-        self.end = StepEnd(env, self._cumulative.item(-1) * TICK_S, index)
+        self.end = StepEnd(env, self._cumulative.item(-1) * TICK_S, turn)
 
     def end_of(self, step: int) -> float:
         """Return the instant at which the given step, counted from 1, ends."""
@@ -85,12 +98,19 @@ class Segment:
         elapsed_ticks = (self._env.now - self.start_s) * _TICKS_PER_S
         return int(self._cumulative.searchsorted(elapsed_ticks, side="right"))
 
-    def end_with_this_step(self) -> None:
-        """Drop the steps that have not begun; one that ends at this very instant is kept."""
+    def steps_begun(self) -> int:
+        """Return how many steps have begun.
+
+        A step that ends at this very instant is the last one until its instance has its turn.
+        """
         elapsed_ticks = (self._env.now - self.start_s) * _TICKS_PER_S
-        steps = int(self._cumulative.searchsorted(elapsed_ticks)) + 1
+        side: Literal["left", "right"] = "right" if self._env.had_turn(self._turn) else "left"
+        return min(int(self._cumulative.searchsorted(elapsed_ticks, side=side)) + 1, self.steps)
+
+    def end_after(self, steps: int) -> None:
+        """Drop the steps beyond the first `steps`, which have not begun."""
         if steps < self.steps:
-            earlier = StepEnd(self._env, self.end_of(steps) - self._env.now, self._index)
+            earlier = StepEnd(self._env, self.end_of(steps) - self._env.now, self._turn)
             self.end.replace_by(earlier)
             self.end, self.steps = earlier, steps
 

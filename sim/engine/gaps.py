@@ -1,4 +1,4 @@
-"""Inter-token latency: the gaps between consecutive tokens, as one distribution per instance."""
+"""Inter-token latency: the gaps between consecutive tokens, as one distribution per batch."""
 
 from __future__ import annotations
 
@@ -17,24 +17,28 @@ class TokenGaps:
 
     def __init__(self) -> None:
         self.sketch = QuantileSketch(unit=TICK_S)
-        self._last_token_s = 0.0  # end of the last decode step
+        self.last_token_s = 0.0  # end of the last decode step
 
-    def record(self, segment: Segment, newcomers_s: Sequence[float]) -> None:
-        """Add the gaps of a segment's steps that were done.
+    def add_one(self, gap_s: float) -> None:
+        """Add the gap of a sequence whose next token came with its prompt computed again."""
+        self.sketch.add_one(gap_s / TICK_S)
 
-        `newcomers_s` holds the first-token times of those sequences that were not in the step
-        before.
+    def record(self, segment: Segment, sequences: int, newcomers_s: Sequence[float]) -> None:
+        """Add the gaps of a segment's steps that were done, a token per sequence and step.
+
+        `newcomers_s` holds the times of the last token before it of those sequences that were not
+        in the step before.
         """
-        sequences, steps = segment.decode_requests, segment.steps
-        if newcomers_s or self._last_token_s != segment.start_s:
+        steps = segment.steps
+        if newcomers_s or self.last_token_s != segment.start_s:
             first_end_s = segment.end_of(1)
             for then_s in newcomers_s:
                 self.sketch.add_one((first_end_s - then_s) / TICK_S)
             veterans = sequences - len(newcomers_s)
             if veterans:
-                self.sketch.add_one((first_end_s - self._last_token_s) / TICK_S, veterans)
+                self.sketch.add_one((first_end_s - self.last_token_s) / TICK_S, veterans)
             if steps > 1:
                 self.sketch.add(segment.ticks[1:steps], sequences)
         else:
             self.sketch.add(segment.ticks[:steps], sequences)
-        self._last_token_s = segment.end_of(steps)
+        self.last_token_s = segment.end_of(steps)

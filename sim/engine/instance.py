@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import chain
 from typing import Protocol
 
+import numpy as np
 import simpy
 
 from tonnage.sim.domain import FloatArray, Step
-from tonnage.sim.engine.clock import Process, Segment
+from tonnage.sim.engine.clock import TICK_S, Clock, Process, Segment, call_at, on_grid
 from tonnage.sim.engine.gaps import TokenGaps
-from tonnage.sim.serving.scheduler import Outcome, Scheduler
+from tonnage.sim.results.sketch import QuantileSketch
+from tonnage.sim.results.timeline import Timeline
+from tonnage.sim.serving.plan import Lane, Outcome, Plan, Scheduler
+from tonnage.sim.serving.sequence import Sequence
 
 _STEPS_MIN = 64  # of one segment
 _STEPS_MAX = 4096
+_LANES_MOST = 64
+_NO_TIMES: FloatArray = np.zeros(0)
 
 
 class Executor(Protocol):
@@ -23,78 +29,222 @@ class Executor(Protocol):
         """Return the seconds of the step and its next repetitions, `[1..max_steps]`."""
 
 
+class Listener(Protocol):
+    """Whoever must know what instances decide and what their steps have changed."""
+
+    def planned(self, instance: Instance, plan: Plan) -> None:
+        """Take in a plan that moved sequences."""
+
+    def committed(self, instance: Instance, outcome: Outcome) -> None:
+        """Take in what a step changed."""
+
+
 class Instance:
     """Run a scheduler's steps one after the other in simulated time.
 
     A segment is a step repeated until the batch must change; whoever changes what the scheduler
-    waits for calls `notify`, which ends the segment at the next step boundary.
+    waits for calls `notify`, which ends the segment when the scheduler would look. With pipeline
+    stages, the micro-batches enter the first stage one after the other, a single step each.
     """
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         index: int,
         scheduler: Scheduler,
         executor: Executor,
-        on_outcome: Callable[[Instance, Outcome], None],
+        listener: Listener,
         *,
         exact: bool,
+        timeline: Timeline | None = None,
     ) -> None:
+        """Start the instance's processes; `index` is unique in the deployment."""
         self.index = index
         self.scheduler = scheduler
-        self.gaps = TokenGaps()
         self.busy_s = 0.0
         self.peak_decode_requests = 0
         self._env = env
         self._executor = executor
-        self._on_outcome = on_outcome
-        self._segment_steps = 1 if exact else _STEPS_MAX
+        self._listener = listener
         self._exact = exact
-        self._idle: simpy.Event | None = None
+        self._timeline = timeline
+        self._idle: list[simpy.Event] = []
+        self._tokens_done = 0.0
+        self._lane: Lane = scheduler.lanes[0]
         self._segment: Segment | None = None
-        self._tokens_done = 0
-        env.process(self._run())
+        self._tokens_per_step = 0.0
+        self._token_gaps = [[TokenGaps()] for _ in scheduler.lanes]  # by lane, attention-DP rank
+        if len(scheduler.lanes) == 1:
+            env.process(self._run())
+        else:
+            pipeline = Pipeline(env, len(scheduler.lanes))
+            for number in range(len(scheduler.lanes)):
+                env.process(self._run_in_pipeline(number, pipeline))
+
+    def lead(self) -> int:
+        """Return how many steps of the segment under way have begun; 0 when there is none."""
+        return 0 if self._segment is None else self._segment.steps_begun()
 
     def notify(self) -> None:
         """Tell the instance that its scheduler has something new to consider."""
-        if self._idle is not None:
-            self._idle.succeed()
-            self._idle = None
-        elif self._segment is not None and self.scheduler.wants_interruption():
-            self._segment.end_with_this_step()
+        if self._idle:
+            idle, self._idle = self._idle, []
+            for event in idle:
+                event.succeed()
+        elif self._segment is not None:
+            steps = self._lane.interruption_after(self._segment.steps_begun())
+            if steps is not None:
+                self._segment.end_after(steps)
 
-    def decode_tokens_at_now(self) -> int:
+    def token_gaps(self) -> QuantileSketch:
+        """Return the gaps between tokens of all batches."""
+        joint = QuantileSketch()
+        for gaps in chain.from_iterable(self._token_gaps):
+            joint.merge(gaps.sketch)
+        return joint
+
+    def add_gap(self, gap_s: float) -> None:
+        """Add the gap of a sequence whose next token came with its prompt computed again."""
+        self._token_gaps[0][0].add_one(gap_s)
+
+    def decode_tokens_at_now(self) -> float:
         """Return the tokens decoded so far, the steps done of a running segment included."""
         if self._segment is None:
             return self._tokens_done
-        return self._tokens_done + self._segment.steps_done() * self._segment.decode_requests
+        return self._tokens_done + self._segment.steps_done() * self._tokens_per_step
+
+    # --- one batch ------------------------------------------------------------------------------
 
     def _run(self) -> Process:
+        lane, env, turn = self._lane, self._env, self.index * _LANES_MOST
+        segment_steps = 1 if self._exact else _STEPS_MAX
+        version, left_s = -1, _NO_TIMES  # of the last decode batch, the steps not run
         while True:
-            planned = self.scheduler.next_step()
-            if planned is None:
-                self._idle = self._env.event()
-                yield self._idle
+            plan = self._next_plan(0)
+            if plan.step is None:
+                yield self._wait()
                 continue
-            step, max_steps = planned
-            for sequence in self.scheduler.take_started():
-                sequence.prefill_start_s = self._env.now
-            newcomers = self.scheduler.take_newcomers()
-            limit = min(max_steps, self._segment_steps)
-            durations_s = self._executor.run(step, limit)
-            self._segment = segment = Segment(
-                self._env, self.index, durations_s, step.decode_requests
-            )
+            limit = min(plan.max_steps, segment_steps)
+            if plan.step.prefill_chunks:
+                durations_s = self._executor.run(plan.step, limit)
+                version = -1
+            elif plan.batch_version == version and len(left_s) >= limit:
+                durations_s = left_s  # the same batch goes on
+            else:
+                ahead = 0 if self._exact else lane.lag_steps
+                durations_s = self._executor.run(plan.step, limit + ahead)
+                version = plan.batch_version
+            segment = Segment(env, turn, durations_s[:limit])
+            self._segment, self._tokens_per_step = segment, plan.tokens_per_step
             yield segment.end  # or of the step in which `notify` came
+            env.take_turn(turn)
             self._segment = None
+            left_s = durations_s[segment.steps :]
             if not self._exact:  # so that a segment seldom computes many steps that are not run
-                self._segment_steps = min(max(4 * segment.steps, _STEPS_MIN), _STEPS_MAX)
-            self._count(segment, [sequence.first_token_s or 0.0 for sequence in newcomers])
-            self._on_outcome(self, self.scheduler.commit(segment.steps))
+                segment_steps = min(max(4 * segment.steps, _STEPS_MIN), _STEPS_MAX)
+            self.busy_s += env.now - segment.start_s
+            self._commit(0, plan, segment)
 
-    def _count(self, segment: Segment, newcomers_s: list[float]) -> None:
-        self.busy_s += self._env.now - segment.start_s
-        if segment.decode_requests:
-            self._tokens_done += segment.decode_requests * segment.steps
-            self.peak_decode_requests = max(self.peak_decode_requests, segment.decode_requests)
-            self.gaps.record(segment, newcomers_s)
+    def _next_plan(self, number: int) -> Plan:
+        plan = self.scheduler.lanes[number].next_step()
+        for sequence in plan.started:
+            if sequence.prefill_start_s is None:
+                sequence.prefill_start_s = self._env.now
+        for rank, part in enumerate(plan.ranks or (plan,)):
+            for sequence in part.retracted:  # its last token is that of its batch, or on record
+                if sequence.last_token_s is None:
+                    sequence.last_token_s = self._gaps_of(number, rank).last_token_s
+        if plan.moved:
+            self._listener.planned(self, plan)
+        return plan
+
+    def _wait(self) -> simpy.Event:
+        event = self._env.event()
+        self._idle.append(event)
+        return event
+
+    def _gaps_of(self, number: int, rank: int) -> TokenGaps:
+        of_lane = self._token_gaps[number]
+        while len(of_lane) <= rank:
+            of_lane.append(TokenGaps())
+        return of_lane[rank]
+
+    def _commit(self, number: int, plan: Plan, segment: Segment) -> None:
+        if plan.decoding:
+            self._tokens_done += plan.tokens_per_step * segment.steps
+            self.peak_decode_requests = max(self.peak_decode_requests, plan.decoding)
+            for rank, part in enumerate(plan.ranks or (plan,)):
+                if part.decoding:
+                    newcomers_s = [_take_last_token_s(one) for one in part.newcomers]
+                    self._gaps_of(number, rank).record(segment, part.decoding, newcomers_s)
+        if self._timeline is not None:
+            self._draw(plan, segment)
+        outcome = self.scheduler.lanes[number].commit(segment.steps)
+        self._listener.committed(self, outcome)
+
+    def _draw(self, plan: Plan, segment: Segment) -> None:
+        assert self._timeline is not None
+        assert plan.step is not None
+        chunks = plan.step.prefill_chunks
+        self._timeline.add(
+            self.index,
+            segment.start_s,
+            self._env.now,
+            segment.steps,
+            plan.decoding,
+            len(chunks),
+            sum(chunk.new_tokens for chunk in chunks),
+            self.scheduler.waiting_requests(),
+            self.scheduler.used_pages(),
+        )
+
+    # --- micro-batches in a pipeline ------------------------------------------------------------
+
+    def _run_in_pipeline(self, number: int, pipeline: Pipeline) -> Process:
+        env, turn = self._env, self.index * _LANES_MOST + number
+        while True:
+            place = pipeline.first_stage.request()
+            yield place
+            plan = self._next_plan(number)
+            if plan.step is None:
+                pipeline.first_stage.release(place)
+                yield self._wait()
+                continue
+            pass_s = float(self._executor.run(plan.step, 1)[0])
+            leaves_first_s, ends_s = pipeline.enter(pass_s)
+            call_at(env, leaves_first_s, pipeline.first_stage.release, place)
+            segment = Segment(env, turn, np.array([ends_s - env.now]))
+            yield segment.end
+            env.take_turn(turn)
+            self.busy_s += on_grid(pass_s / pipeline.stages)
+            self._commit(number, plan, segment)
+            self.notify()  # what this step freed may be what an idle lane waits for
+
+
+def _take_last_token_s(sequence: Sequence) -> float:
+    """Return when a sequence that joins got its last token; from now on its batch knows."""
+    last_s, sequence.last_token_s = sequence.last_token_s, None
+    return 0.0 if last_s is None else last_s
+
+
+class Pipeline:
+    """Stages of equal speed that micro-batches pass in order, each stage one at a time."""
+
+    def __init__(self, env: Clock, stages: int) -> None:
+        """Make an empty pipeline."""
+        self.stages = stages
+        self.first_stage = simpy.Resource(env, capacity=1)
+        self._env = env
+        self._free_at_s = [0.0] * stages
+
+    def enter(self, pass_s: float) -> tuple[float, float]:
+        """Let a micro-batch in whose pass takes that long; return when it leaves first and last.
+
+        It waits before a stage until the micro-batch ahead has left it.
+        """
+        stage_s = max(on_grid(pass_s / self.stages), TICK_S)
+        at_s = self._env.now
+        for stage in range(self.stages):
+            at_s = max(at_s, self._free_at_s[stage]) + stage_s
+            self._free_at_s[stage] = at_s
+        return self._free_at_s[0], at_s

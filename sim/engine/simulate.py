@@ -6,21 +6,14 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-import simpy
-
 from tonnage.sim.domain import BadInputError, Request
-from tonnage.sim.engine.clock import Process, on_grid
-from tonnage.sim.engine.fleet import (
-    ColocatedFleet,
-    Deployment,
-    DisaggregatedFleet,
-    Fleet,
-    OnEnd,
-    ResidentFleet,
-)
+from tonnage.sim.engine.clock import TICK_S, Clock, Process, call_at, on_grid
+from tonnage.sim.engine.disaggregated import DisaggregatedFleet, ResidentFleet
+from tonnage.sim.engine.fleet import ColocatedFleet, Deployment, Fleet, Surroundings
 from tonnage.sim.results.records import Records
 from tonnage.sim.results.run import RunResult
 from tonnage.sim.results.sketch import QuantileSketch
+from tonnage.sim.results.timeline import Timeline
 from tonnage.sim.serving.sequence import Sequence
 from tonnage.sim.traffic.loads import ClosedLoad, Lengths, Load, OpenLoad, ResidentLoad
 
@@ -35,15 +28,24 @@ def simulate(
     seed: int = 0,
     exact: bool = False,
     progress: Progress | None = None,
+    timeline: Timeline | None = None,
 ) -> RunResult:
-    """Run a load through a deployment; `exact` steps token by token with the same result."""
-    env = simpy.Environment()
+    """Run a load through a deployment; `exact` steps token by token with the same result.
+
+    `timeline` is given every segment of every instance.
+    """
+    env = Clock()
     run = _Run(env, load, progress)
-    run.fleet = _fleet(env, deployment, load, seed, run.end, exact=exact)
+    around = Surroundings(env, seed, run.end, exact, timeline)
+    run.fleet = _fleet(around, deployment, load)
     env.process(run.arrivals())
     with _no_cycle_collection():
         env.run(until=run.finished)
-    return run.result()
+        result = run.result()
+        if not isinstance(load, ResidentLoad):
+            env.run()  # until the engines are idle: what is held now is lost
+            result.pages_left = run.used_pages()
+    return result
 
 
 @contextmanager
@@ -58,20 +60,12 @@ def _no_cycle_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _fleet(
-    env: simpy.Environment,
-    deployment: Deployment,
-    load: Load,
-    seed: int,
-    on_end: OnEnd,
-    *,
-    exact: bool,
-) -> Fleet:
+def _fleet(around: Surroundings, deployment: Deployment, load: Load) -> Fleet:
     if isinstance(load, ResidentLoad):
-        return ResidentFleet(env, deployment, on_end, exact=exact)
+        return ResidentFleet(around, deployment)
     if "serve" in deployment.pools:
-        return ColocatedFleet(env, deployment, seed, on_end, exact=exact)
-    return DisaggregatedFleet(env, deployment, seed, on_end, exact=exact)
+        return ColocatedFleet(around, deployment)
+    return DisaggregatedFleet(around, deployment)
 
 
 class _Run:
@@ -79,7 +73,7 @@ class _Run:
 
     fleet: Fleet
 
-    def __init__(self, env: simpy.Environment, load: Load, progress: Progress | None) -> None:
+    def __init__(self, env: Clock, load: Load, progress: Progress | None) -> None:
         self.finished = env.event()
         self._env = env
         self._load = load
@@ -90,8 +84,8 @@ class _Run:
         self._due = 0
         self._all_sent = False
         self._ramp = _ramp_requests(load)
-        self._steady_from: tuple[float, int] = (0.0, 0)
-        self._steady_to: tuple[float, int] = (0.0, 0)
+        self._steady_from: tuple[float, float] = (0.0, 0.0)
+        self._steady_to: tuple[float, float] = (0.0, 0.0)
 
     def arrivals(self) -> Process:
         """Offer the load: open arrivals one by one, or the first set of closed requests."""
@@ -110,7 +104,7 @@ class _Run:
             if arrival_s > self._env.now:
                 yield self._env.timeout(arrival_s - self._env.now)
             self._sent += 1
-            self.fleet.arrive(Sequence(request))
+            self._offer(Sequence(request))
         self._no_more()
         yield self._env.timeout(0)
 
@@ -134,17 +128,34 @@ class _Run:
         if isinstance(self._load, ResidentLoad):
             written = int(written_share * (request.output_tokens - 1))
             sequence.generated_tokens = 1 + written
+        self._offer(sequence)
+
+    def _offer(self, sequence: Sequence) -> None:
+        timeout_s = self._load.timeout_s
+        if timeout_s is not None:
+            until_s = on_grid(sequence.request.arrival_s) + max(on_grid(timeout_s), TICK_S)
+            call_at(self._env, until_s, self._give_up, sequence)
         self.fleet.arrive(sequence)
+
+    def _give_up(self, sequence: Sequence) -> None:
+        """The client has waited long enough: it goes, and its user sends the next request."""
+        if sequence.ended:
+            return
+        sequence.gave_up = True
+        self.fleet.give_up(sequence)
+        if not isinstance(self._load, OpenLoad):
+            self._send_next()
 
     def end(self, sequence: Sequence) -> None:
         """Take in a request that was served or rejected; a closed user sends the next."""
+        sequence.ended = True
         self._records.add(sequence)
         ended = len(self._records)
         if ended == self._ramp:
             self._steady_from = self._decode_tokens()
         if self._progress is not None and ended % _PROGRESS_EVERY == 0:
             self._progress(ended)
-        if not isinstance(self._load, OpenLoad):
+        if not isinstance(self._load, OpenLoad) and not sequence.gave_up:
             self._send_next()
         self._finish_if_done()
 
@@ -159,17 +170,25 @@ class _Run:
         if self._all_sent and drained and not self.finished.triggered:
             self.finished.succeed()
 
-    def _decode_tokens(self) -> tuple[float, int]:
+    def _decode_tokens(self) -> tuple[float, float]:
         role = "serve" if "serve" in self.fleet.instances else "decode"
         instances = self.fleet.instances[role]
         return self._env.now, sum(instance.decode_tokens_at_now() for instance in instances)
+
+    def used_pages(self) -> int:
+        """Return the pages that are held now."""
+        return sum(
+            instance.scheduler.used_pages()
+            for instances in self.fleet.instances.values()
+            for instance in instances
+        )
 
     def result(self) -> RunResult:
         """Return what the run left behind."""
         gaps = QuantileSketch()
         for instances in self.fleet.instances.values():
             for instance in instances:
-                gaps.merge(instance.gaps.sketch)
+                gaps.merge(instance.token_gaps())
         (from_s, from_tokens), (to_s, to_tokens) = self._steady_from, self._steady_to
         rate = (to_tokens - from_tokens) / (to_s - from_s) if to_s > from_s else None
         return RunResult(

@@ -7,7 +7,6 @@ counting of CUDA graphs came with 0.21); vLLM activations: llm-d-planner pull re
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from tonnage.sim.domain import (
@@ -18,6 +17,7 @@ from tonnage.sim.domain import (
     MlaAttention,
     ModelSpec,
 )
+from tonnage.sim.units import version_key
 
 MIB = 2.0**20
 GIB = 2.0**30
@@ -60,6 +60,7 @@ class SglangRules:
     max_prefill_tokens: int = 16384
     running_requests_least: int = 2048
     running_requests_most: int = 4096
+    speculative_running_requests: int = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +131,6 @@ def rules_for(engine: EngineSpec) -> ChosenRules:
     )
 
 
-def version_key(version: str) -> tuple[int, int, int]:
-    """Return the first three numbers of a version, such as (0, 10, 1) of "0.10.1.dev101"."""
-    match = re.match(r"^v?(\d+)(?:\.(\d+))?(?:\.(\d+))?", version)
-    if match is None:
-        raise BadInputError(f"engine.version: {version!r} is not a version; write it like '0.5.23'")
-    major, minor, patch = match.groups(default="0")
-    return int(major), int(minor), int(patch)
-
-
 def default_chunk_tokens(engine: EngineSpec, gpu: GpuSpec) -> int:
     """Return the prompt tokens of one prefill step (vLLM: `max_num_batched_tokens`)."""
     rules = rules_for(engine).rules
@@ -195,21 +187,45 @@ def default_max_running_requests(
     return max(1, min(bounded, kv_tokens // 2))
 
 
+def default_speculative_running_requests(engine: EngineSpec) -> int | None:
+    """Return the requests that a server which speculates runs at once, all ranks together.
+
+    SGLang `speculative_hook.py` sets 48 where nothing else is asked for; vLLM's default (None here)
+    does not depend on speculation.
+    """
+    rules = rules_for(engine).rules
+    return rules.speculative_running_requests if isinstance(rules, SglangRules) else None
+
+
 def captured_batch_sizes(
-    engine: EngineSpec, gpu: GpuSpec, tp: int, running_requests: int, speculating: bool = False
+    engine: EngineSpec, gpu: GpuSpec, tp: int, running_requests: int, query_tokens: int = 1
 ) -> tuple[int, ...]:
-    """Return the decode batch sizes captured in CUDA graphs; a batch pads up to the next one."""
+    """Return the decode batch sizes captured in CUDA graphs; a batch pads up to the next one.
+
+    Sizes and `running_requests` are those of one attention-DP rank. `query_tokens`: tokens that
+    each request computes, more than one when speculating.
+    """
     rules = rules_for(engine).rules
     if not isinstance(rules, SglangRules):
-        most = min(2 * running_requests, 512)
-        sizes = [1, 2, 4, *range(8, 257, 8), *range(272, most + 1, 16)]
-        return tuple(size for size in sizes if size <= most)
+        return _vllm_captured_sizes(running_requests, query_tokens)
     most = min(default_graph_batch(rules, gpu, tp), running_requests)
     sizes = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, most + 1, 32)]
-    if speculating:
+    if query_tokens > 1:
         sizes = [*range(1, 9), *range(10, 33, 2), *range(40, 65, 4), *range(72, 257, 8)]
         sizes += range(272, most + 1, 16)
     return tuple(sorted({size for size in sizes if size <= most} | {most}))
+
+
+def _vllm_captured_sizes(running_requests: int, query_tokens: int) -> tuple[int, ...]:
+    """Return vLLM's sizes: it captures token counts, rounded up to whole requests.
+
+    `_set_cudagraph_sizes` and `adjust_cudagraph_sizes_for_spec_decode`: at most 512 tokens; a count
+    that is rounded beyond the largest is dropped.
+    """
+    most = min(2 * running_requests * query_tokens, 512)
+    tokens = [1, 2, 4, *range(8, 257, 8), *range(272, most + 1, 16)]
+    requests = {-(-count // query_tokens) for count in tokens if count <= most}
+    return tuple(sorted(count for count in requests if count * query_tokens <= most))
 
 
 def captured_prefill_sizes(chunk_tokens: int) -> tuple[int, ...]:

@@ -11,7 +11,18 @@ from numpy.typing import NDArray
 from tonnage.sim.domain import FloatArray, IntArray
 from tonnage.sim.serving.sequence import Sequence
 
-_INTEGERS = ("id", "input_tokens", "output_tokens", "prefill_instance", "decode_instance")
+_INTEGERS = (
+    "id",
+    "input_tokens",
+    "output_tokens",
+    "prefill_instance",
+    "decode_instance",
+    "computed_tokens",
+    "generated_tokens",
+    "retractions",
+    "status_code",
+)
+STATUSES = ("completed", "rejected", "timed_out", "aborted")
 _TIMES = (
     "arrival_s",
     "prefill_start_s",
@@ -33,15 +44,16 @@ class Records:
         self._blocks: dict[str, list[NDArray[Any]]] = {name: [] for name in _COLUMNS}
         self._pending: list[tuple[object, ...]] = []
         self._settled = 0
-        self._reasons: dict[int, str] = {}  # row -> why it was rejected
+        self._reasons: dict[int, str] = {}  # row -> why it was not served
 
     def __len__(self) -> int:
         return self._settled + len(self._pending)
 
     def add(self, sequence: Sequence) -> None:
-        """Append the row of a request that was served or rejected."""
-        if sequence.rejected is not None:
-            self._reasons[len(self)] = sequence.rejected
+        """Append the row of a request that has ended, one way or the other."""
+        reason = sequence.rejected or sequence.aborted
+        if reason is not None:
+            self._reasons[len(self)] = reason
         self._pending.append(_row(sequence))
         if len(self._pending) >= _PENDING_ROWS:
             self._settle()
@@ -71,20 +83,19 @@ class Records:
         """Return one of the columns of times `[requests]`, seconds; NaN where it never was."""
         return self._column(name).astype(np.float64, copy=False)
 
-    @property
-    def rejected(self) -> dict[int, str]:
-        """Rows of rejected requests and why."""
-        return self._reasons
-
-    def served(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Return the mask `[requests]` of those that were served to the end."""
-        mask = np.ones(len(self), dtype=np.bool_)
-        mask[list(self._reasons)] = False
+    def with_status(self, status: str) -> NDArray[np.bool_]:
+        """Return the mask `[requests]` of those that ended that way, one of STATUSES."""
+        mask: NDArray[np.bool_] = self.integers("status_code") == STATUSES.index(status)
         return mask
+
+    def served(self) -> NDArray[np.bool_]:
+        """Return the mask `[requests]` of those that were served to the end."""
+        return self.with_status("completed")
 
     def frame(self) -> pd.DataFrame:
         """Return one row per request in order of id, with its latencies and status."""
-        columns: dict[str, object] = {name: self.integers(name) for name in _INTEGERS}
+        named = [name for name in _INTEGERS if name != "status_code"]
+        columns: dict[str, object] = {name: self.integers(name) for name in named}
         columns |= {name: self.times(name) for name in _TIMES}
         frame = pd.DataFrame(columns)
         for name in ("prefill_instance", "decode_instance"):
@@ -92,7 +103,7 @@ class Records:
         frame["ttft_s"] = self.ttft_s()
         frame["tpot_s"] = self.tpot_s()
         frame["e2e_s"] = self.e2e_s()
-        frame["status"] = np.where(self.served(), "completed", "rejected")
+        frame["status"] = np.array(STATUSES)[self.integers("status_code")]
         frame["reason"] = pd.Series(self._reasons, dtype="str")
         return frame.sort_values("id", ignore_index=True)
 
@@ -120,6 +131,10 @@ def _row(sequence: Sequence) -> tuple[object, ...]:
         request.output_tokens,
         _index(sequence.prefill_instance),
         _index(sequence.decode_instance),
+        sequence.computed_tokens,
+        sequence.generated_tokens,
+        sequence.retractions,
+        _status_code(sequence),
         request.arrival_s,
         sequence.prefill_start_s,
         sequence.prefill_end_s,
@@ -128,6 +143,14 @@ def _row(sequence: Sequence) -> tuple[object, ...]:
         sequence.first_token_s,
         sequence.finish_s,
     )
+
+
+def _status_code(sequence: Sequence) -> int:
+    if sequence.rejected is not None:
+        return STATUSES.index("rejected")
+    if sequence.gave_up:
+        return STATUSES.index("timed_out")
+    return STATUSES.index("completed" if sequence.aborted is None else "aborted")
 
 
 def _index(instance: int | None) -> int:

@@ -8,13 +8,14 @@ from tonnage.sim.results.records import Records
 from tonnage.sim.results.sketch import QuantileSketch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunResult:
     """One run: a record per request, the gaps between tokens, and the steady decode rate.
 
     `steady_decode_tokens_per_s` counts the tokens of all decoding instances between the end of
     the ramp (`steady_from_s`) and the last arrival (`steady_to_s`); None if that span is empty.
-    `peak_requests`: the most that decoded together, over all instances of the pool.
+    `peak_requests`: the most that decoded together, over all instances of the pool. `pages_left`:
+    KV pages still held when every request has ended; resident requests never have.
     """
 
     records: Records
@@ -25,3 +26,4 @@ class RunResult:
     steady_from_s: float
     steady_to_s: float
     peak_requests: int
+    pages_left: int = 0

@@ -6,9 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tonnage.sim.domain import FloatArray, Objective
-from tonnage.sim.results.records import Records
+from tonnage.sim.results.intervals import (
+    Interval,
+    batch_means_interval,
+    ratio_interval,
+    steady_part,
+)
+from tonnage.sim.results.records import STATUSES, Records
 from tonnage.sim.results.run import RunResult
 from tonnage.sim.results.sketch import QuantileSketch
 
@@ -62,10 +69,63 @@ def _sketch_spread(sketch: QuantileSketch) -> dict[str, float]:
     return {"mean": sketch.mean(), **quantiles}
 
 
+def intervals(run: RunResult, *, resident: bool) -> dict[str, Any]:
+    """Return `intervals` of 95 % by dotted name, and `warm_up_requests` by the figure cut.
+
+    From one run. Latencies: batch means and sections of the requests in order of arrival behind
+    the warm-up, so of the steady state, whereas the figures are over all requests. Output rate:
+    over the whole run, as the figure. What is missing had too few requests.
+    """
+    records, served = run.records, run.records.served()
+    order = np.argsort(records.integers("id")[served])
+    found: dict[str, Interval | None] = {}
+    warm_up: dict[str, int] = {}
+    series = {"tpot_s": records.tpot_s()}
+    if not resident:
+        found["throughput.output_tokens_per_s"] = _output_rate_interval(records)
+        series |= {"ttft_s": records.ttft_s(), "e2e_s": records.e2e_s()}
+    for name, values in series.items():
+        arrived = values[served][order]
+        known = arrived[~np.isnan(arrived)]
+        steady = steady_part(known)
+        warm_up[f"latency.{name}"] = len(known) - len(steady)
+        found[f"latency.{name}.mean"] = batch_means_interval(steady)
+        for label, share in _QUANTILES.items():
+            found[f"latency.{name}.{label}"] = batch_means_interval(steady, quantile=share)
+    named = {name: list(interval) for name, interval in found.items() if interval is not None}
+    return {"intervals": named, "warm_up_requests": warm_up}
+
+
+def _output_rate_interval(records: Records) -> Interval | None:
+    """Return the interval of output tokens over time, from the gaps between ends of requests."""
+    served = records.served()
+    finish_s = records.times("finish_s")[served]
+    order = np.argsort(finish_s, kind="stable")
+    gaps_s = np.diff(finish_s[order], prepend=0.0)
+    outputs = records.integers("output_tokens")[served][order]
+    return ratio_interval(outputs.astype(np.float64), gaps_s)
+
+
 def request_counts(records: Records) -> dict[str, int]:
     """Return how many requests ended which way."""
-    rejected = len(records.rejected)
-    return {"completed": len(records) - rejected, "rejected": rejected}
+    counts = {status: int(records.with_status(status).sum()) for status in STATUSES}
+    return {**counts, "retractions": int(records.integers("retractions").sum())}
+
+
+def wasted_tokens(records: Records) -> dict[str, int]:
+    """Return the tokens that were computed and that no client was served with.
+
+    Prompt tokens computed for requests that were not served, or computed again after a retraction;
+    output tokens generated for requests that were not served.
+    """
+    served = records.served()
+    computed, prompts = records.integers("computed_tokens"), records.integers("input_tokens")
+    again = np.maximum(computed - prompts, 0)
+    outputs = records.integers("generated_tokens")
+    return {
+        "prompt_tokens": int(computed[~served].sum() + again[served].sum()),
+        "output_tokens": int(outputs[~served].sum()),
+    }
 
 
 def objectives_met(run: RunResult, objectives: Sequence[Objective]) -> dict[str, Any]:
@@ -76,26 +136,52 @@ def objectives_met(run: RunResult, objectives: Sequence[Objective]) -> dict[str,
     """
     if not objectives or not len(run.records):
         return {}
-    records = run.records
-    per_request = {
-        "ttft": records.ttft_s(),
-        "tpot": np.nan_to_num(records.tpot_s()),  # one token only: no further token to be late
-        "e2e": records.e2e_s(),
-    }
-    served = records.served()
-    met = served
-    holds: dict[str, bool] = {}
+    met = run.records.served()
     for objective in objectives:
-        name = f"{objective.metric}_p{objective.quantile * 100:g}"
-        if objective.metric == "itl":
-            holds[name] = run.gaps.share_at_most(objective.limit_s) >= objective.quantile
-            continue
-        within = served & (per_request[objective.metric] <= objective.limit_s)
-        holds[name] = float(within.mean()) >= objective.quantile
-        met = met & within
-    outputs = float(records.integers("output_tokens")[met].sum())
+        if objective.metric != "itl":
+            met = met & _within(run.records, objective)
+    outputs = float(run.records.integers("output_tokens")[met].sum())
     goodput = {"goodput_output_tokens_per_s": outputs / run.makespan_s} if run.makespan_s else {}
+    holds = objectives_hold(objectives, [objective_shares(run, objectives)])
     return {"attainment": float(met.mean()), **goodput, "holds": holds}
+
+
+def objective_name(objective: Objective) -> str:
+    """Return the name a scenario gives it, such as `ttft_p95`."""
+    return f"{objective.metric}_p{objective.quantile * 100:g}"
+
+
+def objective_shares(run: RunResult, objectives: Sequence[Objective]) -> dict[str, float]:
+    """Return the share of requests, of token gaps for ITL, within the limit of each objective."""
+    return {
+        objective_name(objective): run.gaps.share_at_most(objective.limit_s)
+        if objective.metric == "itl"
+        else float(_within(run.records, objective).mean())
+        for objective in objectives
+    }
+
+
+def objectives_hold(
+    objectives: Sequence[Objective], shares: Sequence[dict[str, float]]
+) -> dict[str, bool]:
+    """Return which objectives hold, given their shares in every replication."""
+    names = {objective_name(objective): objective.quantile for objective in objectives}
+    return {
+        name: float(np.mean([share[name] for share in shares])) >= quantile
+        for name, quantile in names.items()
+    }
+
+
+def _within(records: Records, objective: Objective) -> NDArray[np.bool_]:
+    """Return the mask `[requests]` of those that were served within the limit."""
+    if objective.metric == "ttft":
+        values_s = records.ttft_s()
+    elif objective.metric == "e2e":
+        values_s = records.e2e_s()
+    else:
+        values_s = np.nan_to_num(records.tpot_s())  # one token only: no further one to be late
+    within: NDArray[np.bool_] = records.served() & (values_s <= objective.limit_s)
+    return within
 
 
 def cost(

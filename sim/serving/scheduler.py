@@ -1,298 +1,365 @@
 """What an instance runs next: pure decisions over waiting and running sequences, no clock.
 
-Every scheduler answers `next_step()` with a step and the number of times it can be repeated before
-the batch must change by itself, and takes back how many steps were done in `commit()`.
-Admission reserves the pages of the whole request, prompt and output, so that a running sequence
-never lacks a page.
+Every scheduler answers `next_step()` with a plan, and takes back how many steps of it were done in
+`commit()`. The rules that differ between engines are data: `policy.py`.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
 
 import numpy as np
 
-from tonnage.sim.domain import IntArray, PromptChunk, Step
+from tonnage.sim.domain import IntArray, Step
 from tonnage.sim.serving.batch import DecodeBatch
 from tonnage.sim.serving.pages import PagePool
+from tonnage.sim.serving.plan import Lane, Outcome, Plan
+from tonnage.sim.serving.policy import PLAIN, Policy
+from tonnage.sim.serving.prompts import (
+    ANY_STEP,
+    Chunk,
+    NewTokenRatio,
+    OutputRoom,
+    PromptQueue,
+    commit_chunks,
+    prompt_chunks,
+)
 from tonnage.sim.serving.sequence import Sequence
 
 _NONE: IntArray = np.zeros(0, dtype=np.int64)
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a committed step changed: prompts that are complete, requests that are complete."""
-
-    prefilled: list[Sequence] = field(default_factory=list)
-    finished: list[Sequence] = field(default_factory=list)
+_NO_PAGE = "no KV page is left for it, though it is the last request that runs"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Batch limits of one instance: prompt tokens per step, sequences that run at a time."""
+    """Batch limits of one scheduler: prompt tokens per step, sequences that run at a time."""
 
     chunk_tokens: int
     max_running_requests: int
 
 
-class Scheduler(Protocol):
-    """The seam between an instance and its policy."""
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a scheduler works with: memory, limits, rules, and its queue of prompts.
+
+    The micro-batches of a pipeline share pool and queue (`shares_pool`). They are planned without
+    lag: SGLang has no overlapped scheduling with pipeline stages, nor had vLLM until late.
+    """
 
     pool: PagePool
+    limits: Limits
+    policy: Policy
+    prompts: PromptQueue
+    shares_pool: bool = False
 
-    def next_step(self) -> tuple[Step, int] | None:
-        """Return the next step and how often it can be repeated, or None when idle."""
-
-    def commit(self, steps: int) -> Outcome:
-        """Take in that the last step returned was done `steps` times."""
-
-    def wants_interruption(self) -> bool:
-        """Tell whether a sequence waits that the next step boundary could let in."""
-
-    def take_started(self) -> list[Sequence]:
-        """Return the sequences whose first prompt chunk is in the last step returned."""
-
-    def take_newcomers(self) -> list[Sequence]:
-        """Return the sequences whose first decode step the last step returned is."""
-
-
-class _PromptQueue:
-    """First come, first served prompts, cut into chunks; one prompt is under way at a time."""
-
-    def __init__(self, pool: PagePool) -> None:
-        self._pool = pool
-        self.waiting: deque[Sequence] = deque()
-        self.under_way: Sequence | None = None
-        self._started: list[Sequence] = []
-
-    def head_fits(self) -> bool:
-        """Tell whether the next prompt could start now."""
-        if self.under_way is not None:
-            return True
-        return bool(self.waiting) and self.waiting[0].prompt_pages <= self._pool.free_pages
-
-    def chunks(self, budget_tokens: int, slots: int) -> Iterator[tuple[Sequence, int]]:
-        """Yield (sequence, prompt tokens) for one step, allocating pages as prompts start."""
-        while budget_tokens > 0:
-            if self.under_way is None:
-                if slots <= 0 or not self.waiting:
-                    return
-                if not self._pool.allocate(self.waiting[0].prompt_pages):
-                    return
-                self.under_way = self.waiting.popleft()
-                self._started.append(self.under_way)
-                slots -= 1
-            sequence = self.under_way
-            tokens = min(budget_tokens, sequence.remaining_input_tokens)
-            budget_tokens -= tokens
-            if tokens == sequence.remaining_input_tokens:
-                self.under_way = None
-            yield sequence, tokens
-
-    def take_started(self) -> list[Sequence]:
-        """Return the prompts that started since the last call."""
-        started, self._started = self._started, []
-        return started
-
-
-def _prompt_chunks(chunks: list[tuple[Sequence, int]]) -> tuple[PromptChunk, ...]:
-    return tuple(PromptChunk(tokens, sequence.prefilled_tokens) for sequence, tokens in chunks)
-
-
-def _commit_chunks(chunks: list[tuple[Sequence, int]]) -> list[Sequence]:
-    """Advance the prompts; return those that are complete and so have their first token."""
-    complete = []
-    for sequence, tokens in chunks:
-        sequence.prefilled_tokens += tokens
-        if sequence.remaining_input_tokens == 0:
-            sequence.generated_tokens = 1
-            complete.append(sequence)
-    return complete
-
-
-class PrefillScheduler:
-    """A prefill instance: prompts in chunks; pages stay held until the KV is handed over."""
-
-    def __init__(self, pool: PagePool, limits: Limits) -> None:
-        self.pool = pool
-        self._limits = limits
-        self._queue = _PromptQueue(pool)
-        self._chunks: list[tuple[Sequence, int]] = []
-
-    def add(self, sequence: Sequence) -> None:
-        """Queue a prompt."""
-        sequence.prompt_pages = self.pool.pages_for(sequence.request.input_tokens)
-        self._queue.waiting.append(sequence)
-
-    def next_step(self) -> tuple[Step, int] | None:
-        """Return one step over the next chunks, or None when nothing can start."""
-        self._chunks = list(
-            self._queue.chunks(self._limits.chunk_tokens, self._limits.max_running_requests)
-        )
-        if not self._chunks:
-            return None
-        return Step(_NONE, 0, _prompt_chunks(self._chunks)), 1
-
-    def commit(self, steps: int) -> Outcome:
-        """Advance the prompts of the last step."""
-        return Outcome(prefilled=_commit_chunks(self._chunks))
+    @classmethod
+    def of(cls, pool: PagePool, limits: Limits, policy: Policy = PLAIN) -> Resources:
+        """Return those of a scheduler that shares nothing."""
+        return cls(pool, limits, policy, PromptQueue(pool, policy))
 
     @property
-    def has_waiting(self) -> bool:
-        """Whether a prompt waits for pages."""
-        return bool(self._queue.waiting)
-
-    def hand_over(self, sequence: Sequence) -> None:
-        """Free the pages of a prompt whose KV has arrived elsewhere."""
-        self.pool.release(sequence.prompt_pages)
-
-    def wants_interruption(self) -> bool:
-        """Prefill steps are never repeated, so there is nothing to interrupt."""
-        return False
-
-    def take_started(self) -> list[Sequence]:
-        """Return the sequences whose first prompt chunk is in the last step returned."""
-        return self._queue.take_started()
-
-    def take_newcomers(self) -> list[Sequence]:
-        """Nothing decodes here."""
-        return []
-
-
-class DecodeScheduler:
-    """A decode instance: sequences get pages first, then their KV arrives, then they run."""
-
-    def __init__(self, pool: PagePool, limits: Limits) -> None:
-        self.pool = pool
-        self._limits = limits
-        self._awaiting_pages: deque[Sequence] = deque()
-        self._admitted = 0  # sequences that hold pages here, arrived or not
-        self._arrived: deque[Sequence] = deque()
-        self._batch = DecodeBatch()
-
-    def request_pages(self, sequence: Sequence) -> None:
-        """Queue a sequence for the pages of its whole context."""
-        self._awaiting_pages.append(sequence)
-
-    def admit(self) -> list[Sequence]:
-        """Give pages to as many queued sequences as fit, in order; return them."""
-        admitted = []
-        while self._awaiting_pages and self._admitted < self._limits.max_running_requests:
-            sequence = self._awaiting_pages[0]
-            pages = self.pool.pages_for(sequence.request.total_tokens)
-            if not self.pool.allocate(pages):
-                break
-            self._awaiting_pages.popleft()
-            sequence.decode_pages = pages
-            self._admitted += 1
-            admitted.append(sequence)
-        return admitted
-
-    def join(self, sequence: Sequence) -> None:
-        """Let a sequence whose KV has arrived into the batch at the next step boundary."""
-        self._arrived.append(sequence)
-
-    def next_step(self) -> tuple[Step, int] | None:
-        """Return one token for every running sequence, until the first of them is complete."""
-        while self._arrived:
-            self._batch.join(self._arrived.popleft())
-        if not len(self._batch):
-            return None
-        step = Step(self._batch.context_tokens, self._batch.context_sum, ())
-        return step, self._batch.steps_to_next_end
-
-    def commit(self, steps: int) -> Outcome:
-        """Advance the batch and free the pages of the sequences that are complete."""
-        finished = self._batch.advance(steps)
-        for sequence in finished:
-            self.release(sequence)
-        return Outcome(finished=finished)
-
-    def release(self, sequence: Sequence) -> None:
-        """Free the pages of a sequence that is complete."""
-        self.pool.release(sequence.decode_pages)
-        self._admitted -= 1
-
-    def wants_interruption(self) -> bool:
-        """Tell whether a sequence has arrived since the batch was formed."""
-        return bool(self._arrived)
-
-    def take_started(self) -> list[Sequence]:
-        """No prompt starts here."""
-        return []
-
-    def take_newcomers(self) -> list[Sequence]:
-        """Return the sequences whose first decode step the last step returned is."""
-        return self._batch.take_newcomers()
+    def lag_steps(self) -> int:
+        """Steps between a decision and what it knows."""
+        return 0 if self.shares_pool else self.policy.lag_steps
 
 
 class ServeScheduler:
     """A colocated instance: prompts before tokens (SGLang), or both in one step (vLLM).
 
-    `mixed` False runs a prefill step whenever a prompt can start, which delays every running
-    sequence; `mixed` True puts one token of every running sequence into each step and fills the
-    rest of the token budget with prompt chunks.
+    Prompts first delays every running sequence by each prompt; a mixed step gives one token to
+    every running sequence and fills the rest of its token budget with prompt chunks.
     """
 
-    def __init__(self, pool: PagePool, limits: Limits, *, mixed: bool) -> None:
-        self.pool = pool
-        self._limits = limits
-        self._mixed = mixed
-        self._queue = _PromptQueue(pool)
-        self._chunks: list[tuple[Sequence, int]] = []
-        self._batch = DecodeBatch()
-        self._decodes = False  # whether the step under way gives the batch a token
-
-    def add(self, sequence: Sequence) -> None:
-        """Queue a request."""
-        sequence.prompt_pages = self.pool.pages_for(sequence.request.total_tokens)
-        self._queue.waiting.append(sequence)
-
-    def next_step(self) -> tuple[Step, int] | None:
-        """Return the next prefill, decode or mixed step, or None when idle."""
-        running = len(self._batch)
-        budget = self._limits.chunk_tokens - (running if self._mixed else 0)
-        self._chunks = list(
-            self._queue.chunks(budget, self._limits.max_running_requests - self._admitted)
+    def __init__(self, resources: Resources) -> None:
+        """Make an idle scheduler."""
+        self.pool = resources.pool
+        self.policy = policy = resources.policy
+        self.lag_steps = resources.lag_steps
+        self._limits = resources.limits
+        self._shares_pool = resources.shares_pool
+        self._prompts = resources.prompts
+        wasted_step = policy.wasted_step and self.lag_steps > 0
+        self._batch = DecodeBatch(self.pool, self.lag_steps, wasted_step=wasted_step)
+        self._ratio = NewTokenRatio(
+            policy.ratio_start, policy.ratio_least, policy.ratio_decay_steps
         )
-        decodes = running > 0 and (self._mixed or not self._chunks)
-        self._decodes = decodes
-        if not decodes and not self._chunks:
-            return None
-        contexts = self._batch.context_tokens if decodes else _NONE
-        context_sum = self._batch.context_sum if decodes else 0
-        steps = 1 if self._chunks else self._batch.steps_to_next_end
-        return Step(contexts, context_sum, _prompt_chunks(self._chunks)), steps
+        self._index = 0  # of the next step
+        self._chunks: list[Chunk] = []
+        self._decodes = False  # whether the step under way gives the batch a token
+        self._pages_taken = 0  # for the first step of the plan
+        self._aborts: list[Sequence] = []
 
     @property
-    def _admitted(self) -> int:
-        return len(self._batch) + (self._queue.under_way is not None)
+    def lanes(self) -> ListLike[Lane]:
+        """The scheduler itself: one batch at a time."""
+        return (self,)
+
+    # --- what comes in --------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence, lead: int = 0) -> None:
+        """Queue a request that comes while step `lead` of a segment is in progress (0: none is)."""
+        self._prompts.add(sequence, self._eligible(lead))
+
+    def _eligible(self, lead: int) -> int:
+        return self._index + lead + self.lag_steps if lead else self._index
+
+    def abort(self, sequence: Sequence) -> None:
+        """Drop a sequence at the next boundary, wherever it is here."""
+        self._aborts.append(sequence)
+
+    def interruption_after(self, lead: int) -> int | None:
+        """Return the steps after which a segment should end to let in what waits; None: not."""
+        if self._aborts:
+            return lead
+        steps = self._steps_to_let_in()
+        return None if steps is None else max(steps, lead)
+
+    def waiting_requests(self) -> int:
+        """Return how many requests wait here."""
+        return len(self._prompts)
+
+    def used_pages(self) -> int:
+        """Return the pages that requests hold here."""
+        return self.pool.used_pages
+
+    # --- planning -------------------------------------------------------------------------------
+
+    def next_step(self) -> Plan:
+        """Return the next prefill, decode or mixed step, or a plan without one when idle."""
+        plan = self.look()
+        if plan.step is None:
+            self.look_again(plan)
+        return plan
+
+    def look(self) -> Plan:
+        """Plan with what is known by now, which lags behind what has happened."""
+        plan = Plan()
+        self._drop_aborted(plan)
+        self._plan(plan, self._index)
+        self._close(plan)
+        return plan
+
+    def look_again(self, plan: Plan) -> None:
+        """Complete an empty plan with all that has happened: an idle engine looks at once."""
+        self._release(self._batch.flush())
+        self._plan(plan, ANY_STEP)
+        self._close(plan)
+
+    def _close(self, plan: Plan) -> None:
+        plan.started += self._prompts.take_started()
+        plan.batch_version = self._batch.version
+        if plan.step is None:
+            self._ratio.reset()
+            plan.max_steps = self._steps_until_look()
+
+    def _steps_until_look(self) -> int:
+        """Return after how many steps of other ranks an idle one must plan again."""
+        leaves, let_in = self._batch.steps_to_change, self._steps_to_let_in()
+        return leaves if let_in is None else min(leaves, max(let_in, 1))
+
+    def _plan(self, plan: Plan, step_index: int) -> None:
+        self._let_in(plan, step_index)
+        if self.policy.mixed:
+            self._plan_mixed(plan, step_index)
+        else:
+            self._plan_prompts_first(plan, step_index)
+
+    def _let_in(self, plan: Plan, step_index: int) -> None:
+        """Let in what needs no prompt computed; nothing does here."""
+
+    def _plan_prompts_first(self, plan: Plan, step_index: int) -> None:
+        room = self._output_room() if self.policy.charges_outputs and self._has_head() else None
+        self._chunks = self._prompts.chunks(
+            self._limits.chunk_tokens, self._free_slots(), step_index, room
+        )
+        if not self._chunks:
+            self._make_room(plan)
+            self._take_pages()
+        self._set_step(plan, decodes=not self._chunks and len(self._batch) > 0)
+
+    def _plan_mixed(self, plan: Plan, step_index: int) -> None:
+        retracted = self._make_room(plan)
+        self._take_pages()  # before any prompt does
+        slots = 0 if retracted else self._free_slots()
+        budget = self._limits.chunk_tokens - len(self._batch)
+        self._chunks = self._prompts.chunks(budget, slots, step_index)
+        self._set_step(plan, decodes=len(self._batch) > 0)
+
+    def _take_pages(self) -> None:
+        """Allocate what the batch needs for one step; `_make_room` saw to it that it is there."""
+        self._pages_taken = self._batch.pages_for_steps(1)
+        self.pool.allocate(self._pages_taken)
+
+    def _has_head(self) -> bool:
+        return bool(self._prompts.waiting) and not self._prompts.shut
+
+    def _free_slots(self) -> int:
+        if self._prompts.shut:
+            return 0
+        under_way = self._prompts.under_way is not None
+        return self._limits.max_running_requests - self._batch.places - under_way
+
+    def _output_room(self) -> OutputRoom:
+        most = self.policy.output_charge_most
+        owed = self._ratio.value * self._batch.outputs_to_come(most)
+        return OutputRoom(self.pool, owed, most)
+
+    def _set_step(self, plan: Plan, *, decodes: bool) -> None:
+        batch = self._batch
+        self._decodes = decodes
+        if not decodes and not self._chunks:
+            return
+        plan.max_steps = 1
+        if decodes:
+            if not self._chunks:
+                plan.max_steps = self._steps_until_change()
+            plan.decoding = batch.live
+            plan.tokens_per_step = float(plan.decoding)
+            plan.newcomers = batch.take_newcomers()
+        plan.step = Step(
+            batch.context_tokens if decodes else _NONE,
+            batch.context_sum if decodes else 0,
+            prompt_chunks(self._chunks),
+        )
+
+    def _steps_until_change(self) -> int:
+        most = self._batch.steps_to_change
+        let_in = self._steps_to_let_in()
+        if let_in is not None:
+            most = min(most, max(let_in, 1))
+        return self._batch.steps_within(self.pool.free_pages + self._pages_taken, most)
+
+    def _steps_to_let_in(self) -> int | None:
+        """Return the steps until a waiting request could be let in; None: not before a change."""
+        if self._free_slots() <= 0:
+            return None
+        return self._prompts.steps_to_head(self._index)
+
+    # --- running out of pages -------------------------------------------------------------------
+
+    def _make_room(self, plan: Plan) -> bool:
+        """Take pages from sequences until the others can take one more step; tell whether any."""
+        batch = self._batch
+        retracted = False
+        while len(batch) and batch.pages_for_steps(1) > self.pool.free_pages:
+            retracted = True
+            if self.policy.mixed and self._prompts.under_way is not None:
+                self._prompts.drop_under_way(first=True)  # it is the latest to be let in
+                continue
+            live = list(batch.live_sequences())
+            if not live:
+                self._release(batch.flush())
+                continue
+            victim = self._victim(live)
+            if len(live) == 1 and self.policy.aborts_last and not self._shares_pool:
+                self._withdraw(victim, keep=False)
+                victim.aborted = _NO_PAGE
+                plan.failed.append(victim)
+                continue
+            self._retract(victim)
+            plan.retracted.append(victim)
+        if retracted:
+            self._after_retraction()
+        return retracted
+
+    def _after_retraction(self) -> None:
+        generated, allowed = self._batch.output_tokens()
+        requests = self._batch.live
+        self._ratio.retracted(generated, allowed, requests, self.policy.retract_ahead_steps)
+
+    def _victim(self, live: list[Sequence]) -> Sequence:
+        if self.policy.victim == "latest":
+            return max(live, key=lambda one: one.admission_order)
+        return min(live, key=lambda one: (self._batch.generated(one), -one.request.input_tokens))
+
+    def _retract(self, victim: Sequence) -> None:
+        victim.retractions += 1
+        self._withdraw(victim, keep=True)
+        self._prompts.put_back(victim, self._index, first=self.policy.requeue_first)
+
+    def _withdraw(self, victim: Sequence, *, keep: bool) -> None:
+        """Take a sequence out of the batch and give its pages back, full ones to be reused."""
+        self._batch.withdraw(victim)
+        tokens = 0
+        if keep and self.policy.keeps != "nothing":
+            tokens = victim.stored_tokens
+            if self.policy.keeps == "prompt":
+                tokens = min(tokens, victim.request.input_tokens)
+        kept = min(tokens // self.pool.page_tokens, victim.decode_pages)
+        self.pool.release(victim.decode_pages - kept)
+        self._give_back_for_reuse(victim, kept)
+        victim.decode_pages = 0
+
+    def _give_back_for_reuse(self, victim: Sequence, pages: int) -> None:
+        self.pool.retain(victim.request.id, pages)
+
+    def _drop_aborted(self, plan: Plan) -> None:
+        for sequence in self._aborts:
+            if self._drop(sequence):
+                plan.dropped.append(sequence)
+        self._aborts.clear()
+
+    def _drop(self, sequence: Sequence) -> bool:
+        """Take a sequence out, pages and all; False if it is not here or already complete."""
+        if self._batch.holds(sequence):
+            self._withdraw(sequence, keep=False)
+            return True
+        return self._prompts.remove(sequence)
+
+    # --- committing -----------------------------------------------------------------------------
 
     def commit(self, steps: int) -> Outcome:
         """Advance prompts and batch; sequences with their first token join the batch."""
-        finished = self._batch.advance(steps) if self._decodes else []
-        prefilled = _commit_chunks(self._chunks)
-        for sequence in prefilled:
-            if sequence.remaining_output_tokens:
-                self._batch.join(sequence)
-            else:
-                finished.append(sequence)
-        for sequence in finished:
+        outcome = Outcome()
+        self._index += steps
+        if self._decodes:
+            self.pool.allocate(self._batch.pages_for_steps(steps) - self._pages_taken)
+            self._ratio.decoded(steps)
+            outcome.finished, left = self._batch.advance(steps)
+        else:
+            left = self._batch.stand_by(steps)
+        self._release(left)
+        for sequence in commit_chunks(self._chunks):
+            if sequence.gave_up:  # while its chunk was on its way through a pipeline
+                self.pool.release(sequence.prompt_pages)
+                outcome.dropped.append(sequence)
+                continue
+            outcome.prefilled.append(sequence)
+            self._complete_prompt(sequence, outcome)
+        self._chunks = []
+        return outcome
+
+    def _complete_prompt(self, sequence: Sequence, outcome: Outcome) -> None:
+        if sequence.remaining_output_tokens:
+            self._batch.join(sequence)
+            return
+        outcome.finished.append(sequence)
+        if not self.lag_steps:
             self.pool.release(sequence.prompt_pages)
-        return Outcome(prefilled, finished)
+        elif self.policy.wasted_step:
+            self._batch.join(sequence)
+        else:
+            self._batch.linger(sequence)
 
-    def wants_interruption(self) -> bool:
-        """Tell whether a prompt waits that could start at the next step boundary."""
-        return self._admitted < self._limits.max_running_requests and self._queue.head_fits()
+    def _release(self, left: list[Sequence]) -> None:
+        for sequence in left:
+            self.pool.release(sequence.decode_pages)
+            sequence.decode_pages = 0
 
-    def take_started(self) -> list[Sequence]:
-        """Return the sequences whose first prompt chunk is in the last step returned."""
-        return self._queue.take_started()
 
-    def take_newcomers(self) -> list[Sequence]:
-        """Return the sequences whose first decode step the last step returned is."""
-        return self._batch.take_newcomers() if self._decodes else []
+class PrefillScheduler(ServeScheduler):
+    """A prefill instance: prompts in chunks; pages stay held until the KV is handed over."""
+
+    def _plan(self, plan: Plan, step_index: int) -> None:
+        budget = self._limits.chunk_tokens
+        self._chunks = self._prompts.chunks(budget, self._free_slots(), step_index)
+        self._set_step(plan, decodes=False)
+
+    def _complete_prompt(self, sequence: Sequence, outcome: Outcome) -> None:
+        """Keep its pages; a prompt that waits for its handover takes no place of a running one."""
+
+    def hand_over(self, sequence: Sequence) -> None:
+        """Free the pages of a prompt whose KV has arrived elsewhere, or will not be wanted."""
+        self.pool.release(sequence.prompt_pages)
+        sequence.prompt_pages = 0

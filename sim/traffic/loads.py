@@ -1,4 +1,7 @@
-"""The three ways of offering load to a deployment."""
+"""The three ways of offering load to a deployment.
+
+A client gives a request up `timeout_s` after its arrival; None: it waits.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ class OpenLoad:
     """Requests that arrive at their own times, in order of arrival, whatever the system does."""
 
     requests: Iterable[Request]
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ class ClosedLoad:
 
     concurrency: int
     lengths: Iterable[Lengths]
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ class ResidentLoad:
 
     concurrency: int
     lengths: Iterable[Lengths]
+    timeout_s: float | None = None
 
 
 Load = OpenLoad | ClosedLoad | ResidentLoad

@@ -13,11 +13,12 @@ import pandas as pd
 from tonnage.scenarios.schema import Scenario
 from tonnage.scenarios.schema_pools import PoolSection, Role
 from tonnage.sim.cost.step_time import RooflineExecutor
-from tonnage.sim.domain import GpuSpec, ModelSpec, PoolSpec
+from tonnage.sim.domain import EngineSpec, GpuSpec, ModelSpec, PoolSpec
 from tonnage.sim.engine.fleet import Deployment, PoolPlan
 from tonnage.sim.engine.simulate import simulate as run_simulation
 from tonnage.sim.model.engine_rules import (
     default_chunk_tokens,
+    default_max_prefill_tokens,
     default_max_running_requests,
     default_page_tokens,
     rules_for,
@@ -27,6 +28,8 @@ from tonnage.sim.model.memory import PoolMemory, max_concurrency, pool_memory
 from tonnage.sim.model.requantise import with_weights
 from tonnage.sim.results import summary
 from tonnage.sim.results.run import RunResult
+from tonnage.sim.serving.build import SchedulerSpec
+from tonnage.sim.serving.policy import policy_for
 from tonnage.sim.serving.scheduler import Limits
 from tonnage.sim.traffic.build import build_load
 from tonnage.sim.traffic.spec import LoadPoint, TrafficSpec
@@ -176,18 +179,35 @@ def _deployment(scenario: Scenario, pools: dict[Role, _BuiltPool]) -> Deployment
 
 
 def _plan(scenario: Scenario, pool: _BuiltPool) -> PoolPlan:
-    spec, engine = pool.spec, scenario.engine_spec().name
+    spec, engine = pool.spec, scenario.engine_spec()
+    scheduling = SchedulerSpec(
+        kv_tokens=pool.memory.kv_tokens,
+        page_tokens=spec.page_tokens,
+        limits=Limits(_step_tokens(engine, pool), spec.max_running_requests),
+        policy=policy_for(engine.name, engine.version),
+        extra_tokens=_extra_tokens(pool.memory),
+        ranks=spec.layout.attention_dp,
+        stages=spec.layout.pp,
+    )
     return PoolPlan(
         role=spec.role,
         instances=spec.instances,
-        kv_tokens=pool.memory.kv_tokens,
+        scheduling=scheduling,
         longest_request_tokens=pool.memory.longest_request_tokens,
-        page_tokens=spec.page_tokens,
-        extra_tokens=_extra_tokens(pool.memory),
-        limits=Limits(spec.chunk_tokens, spec.max_running_requests),
-        executor=RooflineExecutor(pool.model, spec.layout, pool.gpu, spec.kv_format, engine),
-        mixed=engine == "vllm",
+        executor=RooflineExecutor(pool.model, spec.layout, pool.gpu, spec.kv_format, engine.name),
+        restore_s=_restore_s(pool),
     )
+
+
+def _step_tokens(engine: EngineSpec, pool: _BuiltPool) -> int:
+    """Return the prompt tokens of one step: a chunk, but no more than all prompts may have."""
+    return min(pool.spec.chunk_tokens, default_max_prefill_tokens(engine, pool.gpu))
+
+
+def _restore_s(pool: _BuiltPool) -> Callable[[int], float]:
+    """Return the time of KV from host memory: every GPU reads its share over PCIe."""
+    s_per_token = pool.memory.kv_bytes_per_token / pool.gpu.pcie_bytes_per_s
+    return lambda tokens: tokens * s_per_token
 
 
 def _extra_tokens(fitted: PoolMemory) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tonnage.sim.domain import FloatArray, LinkSpec, Request, Step
 from tonnage.sim.engine.fleet import Deployment, PoolPlan
+from tonnage.sim.engine.instance import Executor
+from tonnage.sim.serving.build import SchedulerSpec
+from tonnage.sim.serving.policy import PLAIN, Policy
 from tonnage.sim.serving.scheduler import Limits
 
 
@@ -31,24 +34,26 @@ class AffineTimes:
 def colocated(
     instances: int = 1,
     *,
-    times: AffineTimes | None = None,
+    times: Executor | None = None,
     kv_tokens: int = 1_000_000,
     page_tokens: int = 1,
     chunk_tokens: int = 8192,
     running: int = 512,
     mixed: bool = False,
     router: str = "round_robin",
+    policy: Policy = PLAIN,
+    ranks: int = 1,
+    stages: int = 1,
 ) -> Deployment:
-    plan = PoolPlan(
-        "serve",
-        instances,
-        kv_tokens,
+    scheduling = SchedulerSpec(
         kv_tokens,
         page_tokens,
         Limits(chunk_tokens, running),
-        times or AffineTimes(),
-        mixed,
+        replace(policy, mixed=mixed or policy.mixed),
+        ranks=ranks,
+        stages=stages,
     )
+    plan = PoolPlan("serve", instances, scheduling, kv_tokens // ranks, times or AffineTimes())
     return Deployment({"serve": plan}, router, None, None)
 
 
@@ -56,20 +61,37 @@ def disaggregated(
     prefills: int = 1,
     decodes: int = 1,
     *,
-    times: AffineTimes | None = None,
+    times: Executor | None = None,
     kv_tokens: int = 1_000_000,
     page_tokens: int = 1,
     chunk_tokens: int = 8192,
     running: int = 512,
     bandwidth_bytes_per_s: float = 50e9,
     router: str = "round_robin",
+    policy: Policy = PLAIN,
+    ranks: int = 1,
+    stages: int = 1,
+    restore_s_per_token: float = 0.0,
 ) -> Deployment:
-    limits = Limits(chunk_tokens, running)
-    executor = times or AffineTimes()
-    longest = kv_tokens
+    scheduling = SchedulerSpec(
+        kv_tokens,
+        page_tokens,
+        Limits(chunk_tokens, running),
+        policy,
+        ranks=ranks,
+        stages=stages,
+    )
+    executor, longest = times or AffineTimes(), kv_tokens // ranks
     plans = {
-        "prefill": PoolPlan("prefill", prefills, kv_tokens, longest, page_tokens, limits, executor),
-        "decode": PoolPlan("decode", decodes, kv_tokens, longest, page_tokens, limits, executor),
+        "prefill": PoolPlan("prefill", prefills, scheduling, longest, executor),
+        "decode": PoolPlan(
+            "decode",
+            decodes,
+            scheduling,
+            longest,
+            executor,
+            restore_s=lambda tokens: tokens * restore_s_per_token,
+        ),
     }
     link = LinkSpec("rdma", bandwidth_bytes_per_s, 1e-4)
     return Deployment(plans, router, link, lambda tokens: 70_272.0 * tokens)

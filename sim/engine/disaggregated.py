@@ -1,0 +1,244 @@
+"""Prefill and decode apart: what happens to a request between the two, and decode on its own."""
+
+from __future__ import annotations
+
+from tonnage.sim.engine.clock import call_at, on_grid
+from tonnage.sim.engine.fleet import (
+    Deployment,
+    Surroundings,
+    make_instances,
+    note_finished,
+    note_prompt_done,
+)
+from tonnage.sim.engine.instance import Instance
+from tonnage.sim.engine.network import Link
+from tonnage.sim.serving.build import decode_scheduler, prefill_scheduler
+from tonnage.sim.serving.plan import Outcome, Plan
+from tonnage.sim.serving.sequence import Sequence
+
+
+class DisaggregatedFleet:
+    """Prefill instances, links, decode instances.
+
+    A request gets both instances at arrival. By the policy it gets pages at the decode instance
+    before its prompt is computed (SGLang) or after (vLLM); then its KV travels while the prefill
+    pages stay held, then it decodes. Its first token reaches the client from the decode instance,
+    when the KV has arrived.
+    """
+
+    def __init__(self, around: Surroundings, deployment: Deployment) -> None:
+        """Start idle instances."""
+        assert deployment.link is not None
+        assert deployment.wire_bytes_per_gpu is not None
+        self._around = around
+        self._prefill_plan = prefill = deployment.pools["prefill"]
+        self._decode_plan = decode = deployment.pools["decode"]
+        self._allocates_first = decode.scheduling.policy.allocates_before_prefill
+        self._wire_bytes_per_gpu = deployment.wire_bytes_per_gpu
+        self._senders = [prefill_scheduler(prefill.scheduling) for _ in range(prefill.instances)]
+        self._receivers = [decode_scheduler(decode.scheduling) for _ in range(decode.instances)]
+        self._links = [Link(around.env, deployment.link) for _ in self._senders]
+        policy = deployment.router_policy
+        self._prefill_router = around.router(policy, prefill.instances, 0)
+        self._decode_router = around.router(policy, decode.instances, 1)
+        self._prefills = make_instances(around, prefill, self._senders, self)
+        self._decodes = make_instances(around, decode, self._receivers, self, len(self._senders))
+        self.instances = {"prefill": self._prefills, "decode": self._decodes}
+
+    def arrive(self, sequence: Sequence) -> None:
+        """Choose both instances; queue the prompt, or first the wish for pages."""
+        request = sequence.request
+        sequence.rejected = self._prefill_plan.too_long(
+            request.input_tokens
+        ) or self._decode_plan.too_long(request.total_tokens)
+        if sequence.rejected:
+            self._around.on_end(sequence)
+            return
+        sequence.prefill_instance = self._prefill_router.assign(request.input_tokens)
+        sequence.decode_instance = self._decode_router.assign(request.input_tokens)
+        if self._allocates_first:
+            self._request_pages(sequence)
+        else:
+            self._queue_prompt(sequence)
+
+    def _queue_prompt(self, sequence: Sequence) -> None:
+        index = sequence.prefill_instance
+        assert index is not None
+        self._senders[index].add(sequence, self._prefills[index].lead())
+        self._prefills[index].notify()
+
+    def _request_pages(self, sequence: Sequence) -> None:
+        index = sequence.decode_instance
+        assert index is not None
+        self._receivers[index].request_pages(sequence, self._decodes[index].lead())
+        self._decodes[index].notify()
+
+    # --- what the instances tell ----------------------------------------------------------------
+
+    def planned(self, instance: Instance, plan: Plan) -> None:
+        """Go on with those that were given pages; report those that were given up on."""
+        for sequence in plan.admitted:
+            if self._allocates_first:
+                self._queue_prompt(sequence)
+            else:
+                self._send(sequence)
+        for sequence in plan.restored:
+            tokens = sequence.stored_tokens
+            ready_s = self._around.env.now + on_grid(self._decode_plan.restore_s(tokens))
+            call_at(self._around.env, ready_s, self._restored, sequence)
+        for sequence in plan.failed:
+            self._end(sequence)
+        for sequence in plan.dropped:
+            self._dropped(instance, sequence)
+
+    def committed(self, instance: Instance, outcome: Outcome) -> None:
+        """Send the KV of complete prompts; note and report those that are complete."""
+        if instance.index < len(self._prefills):
+            self._prefilled(instance, outcome)
+            return
+        now_s = self._around.env.now
+        for sequence in outcome.prefilled:  # computed again after a preemption
+            note_prompt_done(instance, sequence, now_s)
+        for sequence in outcome.finished:
+            note_finished(sequence, now_s)
+            self._end(sequence)
+        for sequence in outcome.dropped:
+            self._end(sequence)
+
+    def _prefilled(self, instance: Instance, outcome: Outcome) -> None:
+        for sequence in outcome.prefilled:
+            sequence.prefill_end_s = self._around.env.now
+            self._prefill_router.done(instance.index, sequence.request.input_tokens)
+            if self._allocates_first:
+                self._send(sequence)
+            else:
+                self._request_pages(sequence)
+        for sequence in outcome.dropped:
+            self._dropped(instance, sequence)
+
+    def _send(self, sequence: Sequence) -> None:
+        assert sequence.prefill_instance is not None
+        bytes_per_gpu = self._wire_bytes_per_gpu(sequence.request.input_tokens)
+        link = self._links[sequence.prefill_instance]
+        sequence.transfer_start_s = link.send(bytes_per_gpu, self._arrived, sequence)
+
+    def _arrived(self, sequence: Sequence) -> None:
+        now_s = self._around.env.now
+        sequence.transfer_end_s = now_s
+        self._hand_over(sequence)
+        index = sequence.decode_instance
+        assert index is not None
+        receiver = self._receivers[index]
+        if not sequence.gave_up:
+            sequence.first_token_s = sequence.last_token_s = now_s
+        if sequence.gave_up or not sequence.remaining_output_tokens:
+            receiver.release(sequence)
+            note_finished(sequence, now_s)
+            self._end(sequence)
+        else:
+            receiver.join(sequence, self._decodes[index].lead())
+        self._decodes[index].notify()
+
+    def _hand_over(self, sequence: Sequence) -> None:
+        index = sequence.prefill_instance
+        assert index is not None
+        self._senders[index].hand_over(sequence)
+        if self._senders[index].waiting_requests():
+            self._prefills[index].notify()
+
+    def _restored(self, sequence: Sequence) -> None:
+        index = sequence.decode_instance
+        assert index is not None
+        if sequence.gave_up:
+            self._receivers[index].release(sequence)
+            self._end(sequence)
+        else:
+            self._receivers[index].join(sequence, self._decodes[index].lead())
+        self._decodes[index].notify()
+
+    # --- those that end early -------------------------------------------------------------------
+
+    def give_up(self, sequence: Sequence) -> None:
+        """Drop a request where it is; one whose KV is on its way goes when that has arrived."""
+        assert sequence.prefill_instance is not None
+        assert sequence.decode_instance is not None
+        if sequence.prefill_end_s is None:
+            self._senders[sequence.prefill_instance].abort(sequence)
+            self._prefills[sequence.prefill_instance].notify()
+        self._receivers[sequence.decode_instance].abort(sequence)
+        self._decodes[sequence.decode_instance].notify()
+
+    def _dropped(self, instance: Instance, sequence: Sequence) -> None:
+        """Free what a dropped request holds at the other instance."""
+        assert sequence.decode_instance is not None
+        if instance.index < len(self._prefills):
+            self._prefill_router.done(instance.index, sequence.request.input_tokens)
+            if self._allocates_first:
+                self._receivers[sequence.decode_instance].release(sequence)
+                self._decodes[sequence.decode_instance].notify()
+        elif sequence.prefill_end_s is None:  # it waited for pages, its prompt was never queued
+            assert sequence.prefill_instance is not None
+            self._prefill_router.done(sequence.prefill_instance, sequence.request.input_tokens)
+        elif sequence.transfer_start_s is None:
+            self._hand_over(sequence)
+        self._end(sequence)
+
+    def _end(self, sequence: Sequence) -> None:
+        assert sequence.decode_instance is not None
+        self._decode_router.done(sequence.decode_instance, sequence.request.input_tokens)
+        self._around.on_end(sequence)
+
+
+class ResidentFleet:
+    """One decode instance whose requests appear with their KV in place."""
+
+    def __init__(self, around: Surroundings, deployment: Deployment) -> None:
+        """Start an idle instance."""
+        self._around = around
+        self._plan = plan = deployment.pools["decode"]
+        self._scheduler = decode_scheduler(plan.scheduling, in_place=True)
+        self._instance = make_instances(around, plan, [self._scheduler], self)[0]
+        self.instances = {"decode": [self._instance]}
+
+    def arrive(self, sequence: Sequence) -> None:
+        """Queue a sequence for pages; it decodes as soon as it has them."""
+        sequence.decode_instance = 0
+        sequence.rejected = self._plan.too_long(sequence.request.total_tokens)
+        if sequence.rejected:
+            self._around.on_end(sequence)
+            return
+        self._scheduler.request_pages(sequence, self._instance.lead())
+        self._instance.notify()
+
+    def give_up(self, sequence: Sequence) -> None:
+        """Drop a request at the next step boundary."""
+        self._scheduler.abort(sequence)
+        self._instance.notify()
+
+    def planned(self, instance: Instance, plan: Plan) -> None:
+        """Start the clocks of those that begin; report those that were given up on."""
+        now_s = self._around.env.now
+        for sequence in plan.admitted:
+            sequence.last_token_s = now_s
+            if sequence.generated_tokens == 1:
+                sequence.first_token_s = now_s
+        for sequence in plan.restored:
+            ready_s = now_s + on_grid(self._plan.restore_s(sequence.stored_tokens))
+            call_at(self._around.env, ready_s, self._restored, sequence)
+        for sequence in (*plan.failed, *plan.dropped):
+            self._around.on_end(sequence)
+
+    def _restored(self, sequence: Sequence) -> None:
+        self._scheduler.join(sequence, self._instance.lead())
+        self._instance.notify()
+
+    def committed(self, instance: Instance, outcome: Outcome) -> None:
+        """Note and report those that are complete."""
+        now_s = self._around.env.now
+        for sequence in outcome.prefilled:
+            note_prompt_done(instance, sequence, now_s)
+        for sequence in outcome.finished:
+            note_finished(sequence, now_s)
+            self._around.on_end(sequence)
+        for sequence in outcome.dropped:
+            self._around.on_end(sequence)

@@ -1,0 +1,173 @@
+"""A decode instance of a disaggregated deployment: pages first, then the KV, then tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from tonnage.sim.serving.plan import Plan
+from tonnage.sim.serving.scheduler import Resources, ServeScheduler
+from tonnage.sim.serving.sequence import Sequence
+
+
+class DecodeScheduler(ServeScheduler):
+    """Sequences get pages for their prompt first, then their KV arrives, then they run.
+
+    Pages are given in order of arrival while a reserve is left for the tokens of those that hold
+    pages already (SGLang 0.5.23, `srt/disaggregation/decode.py`). A sequence that loses its pages
+    comes back before any new one: with its KV from host memory, or by computing its prompt here.
+    `in_place`: sequences bring their KV along and run as soon as they have pages.
+    """
+
+    def __init__(self, resources: Resources, *, in_place: bool = False) -> None:
+        """Make an idle scheduler."""
+        super().__init__(resources)
+        self._in_place = in_place
+        self._awaiting_pages: deque[Sequence] = deque()
+        self._backed_up: deque[Sequence] = deque()  # lost their pages, their KV is on the host
+        self._holding: dict[int, Sequence] = {}  # have pages, their KV is on its way
+        self._arrived: deque[Sequence] = deque()
+        self._shut_at = -1  # what `pool.times_given_back` was when nobody could get pages
+
+    @property
+    def admitted(self) -> int:
+        """Sequences that hold pages here, arrived or not."""
+        return self._batch.places + len(self._holding) + len(self._arrived)
+
+    def request_pages(self, sequence: Sequence, lead: int = 0) -> None:
+        """Queue a sequence for the pages of its prompt."""
+        sequence.eligible_step = self._eligible(lead)
+        self._awaiting_pages.append(sequence)
+
+    def join(self, sequence: Sequence, lead: int = 0) -> None:
+        """Let a sequence whose KV has arrived into the batch."""
+        self._holding.pop(sequence.request.id)
+        sequence.eligible_step = self._eligible(lead)
+        self._arrived.append(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """Free the pages of a sequence that was complete when its KV arrived, or is not wanted."""
+        self._holding.pop(sequence.request.id)
+        self._release([sequence])
+
+    def waiting_requests(self) -> int:
+        """Return how many requests wait here, for pages or for a prompt."""
+        waiting = len(self._awaiting_pages) + len(self._backed_up)
+        return waiting + super().waiting_requests()
+
+    # --- planning -------------------------------------------------------------------------------
+
+    def _let_in(self, plan: Plan, step_index: int) -> None:
+        self._take_arrived(step_index)
+        empty = self.pool.used_pages == 0
+        while self._backed_up and not self._shut:
+            sequence = self._backed_up[0]
+            if not self._give_pages(sequence, empty):
+                return
+            self._backed_up.popleft()
+            empty = False
+            self._holding[sequence.request.id] = sequence
+            plan.restored.append(sequence)
+        while self._awaiting_pages and not self._shut:
+            sequence = self._awaiting_pages[0]
+            if sequence.eligible_step > step_index or self._prompts.waiting:
+                break
+            if self.admitted >= self._limits.max_running_requests:
+                break
+            if not self._give_pages(sequence, empty):
+                break
+            self._awaiting_pages.popleft()
+            empty = False
+            self._holding[sequence.request.id] = sequence
+            plan.admitted.append(sequence)
+            if self._in_place:
+                self.join(sequence)
+        self._take_arrived(step_index)
+
+    def _take_arrived(self, step_index: int) -> None:
+        while self._arrived and self._arrived[0].eligible_step <= step_index:
+            self._batch.join(self._arrived.popleft())
+
+    def _give_pages(self, sequence: Sequence, empty: bool) -> bool:
+        """Give a sequence the pages of what it stores if the reserve allows it.
+
+        An empty instance takes its first sequence whatever the reserve.
+        """
+        pages = self.pool.pages_for(_kv_tokens(sequence))
+        fits = empty or self._needed_tokens(sequence) <= self._allocatable_tokens()
+        if not fits or not self.pool.allocate(pages):
+            self._shut_at = self.pool.times_given_back
+            return False
+        sequence.decode_pages = pages
+        return True
+
+    def _needed_tokens(self, sequence: Sequence) -> int:
+        policy = self.policy
+        needed = _kv_tokens(sequence) + policy.reserved_decode_tokens
+        if not policy.charges_outputs or sequence.retractions:
+            return needed
+        outputs = min(sequence.request.max_new_tokens, policy.output_charge_most)
+        whole = sequence.request.input_tokens + outputs
+        return max(needed, whole - self._retractable_tokens())
+
+    def _retractable_tokens(self) -> int:
+        return self._batch.context_sum
+
+    def _allocatable_tokens(self) -> int:
+        """Return the tokens for new sequences: the free ones less a reserve for the others.
+
+        The reserve is so much for each that holds pages, or what the longest running one needs to
+        finish with all others retracted.
+        """
+        policy = self.policy
+        reserve = policy.reserved_decode_tokens * self.admitted
+        if policy.charges_outputs and len(self._batch):
+            longest = self._batch.longest_total_tokens(policy.output_charge_most)
+            reserve = max(reserve, longest - self._retractable_tokens())
+        return self.pool.free_tokens - reserve
+
+    def _steps_to_let_in(self) -> int | None:
+        heads = [queue[0] for queue in (self._arrived, self._candidates()) if queue]
+        steps = [max(head.eligible_step - self._index, 0) for head in heads]
+        prompts = super()._steps_to_let_in()
+        if prompts is not None:
+            steps.append(prompts)
+        return min(steps) if steps else None
+
+    def _candidates(self) -> deque[Sequence]:
+        """Return the sequences of which the next could get pages at a boundary."""
+        full = self.admitted >= self._limits.max_running_requests
+        if self._shut or self._backed_up or self._prompts.waiting or full:
+            return deque()
+        return self._awaiting_pages
+
+    def _free_slots(self) -> int:
+        held = len(self._holding) + len(self._arrived)
+        return super()._free_slots() - held
+
+    @property
+    def _shut(self) -> bool:
+        return self._shut_at == self.pool.times_given_back
+
+    # --- giving back ----------------------------------------------------------------------------
+
+    def _retract(self, victim: Sequence) -> None:
+        if not self.policy.backs_up:
+            super()._retract(victim)
+            return
+        victim.retractions += 1
+        self._withdraw(victim, keep=False)
+        self._backed_up.append(victim)
+
+    def _drop(self, sequence: Sequence) -> bool:
+        """Take a sequence out; one whose KV is on its way goes when it has arrived."""
+        for queue in (self._awaiting_pages, self._backed_up, self._arrived):
+            if sequence in queue:
+                queue.remove(sequence)
+                self._release([sequence])
+                return True
+        return super()._drop(sequence)
+
+
+def _kv_tokens(sequence: Sequence) -> int:
+    """Return the tokens whose KV a sequence brings; its prompt may not be computed yet."""
+    return max(sequence.stored_tokens, sequence.request.input_tokens)

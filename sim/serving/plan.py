@@ -1,0 +1,115 @@
+"""What a scheduler decides at a step boundary, and what a committed step changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tonnage.sim.domain import Step
+from tonnage.sim.serving.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Plan:
+    """The next step, how often it can be repeated, and what was decided on the way.
+
+    `step` is None when there is nothing to run. `decoding`: sequences that get a token in each
+    step; `tokens_per_step`: tokens they get together. `batch_version` is equal for two plans with
+    no prompt chunks exactly if the second goes on with the batch of the first.
+    """
+
+    step: Step | None = None
+    max_steps: int = 0
+    decoding: int = 0
+    tokens_per_step: float = 0.0
+    batch_version: int = 0
+    started: list[Sequence] = field(default_factory=list)  # first prompt chunk
+    newcomers: list[Sequence] = field(default_factory=list)  # first decode step
+    retracted: list[Sequence] = field(default_factory=list)  # lost their pages
+    admitted: list[Sequence] = field(default_factory=list)  # were given pages for KV that will come
+    restored: list[Sequence] = field(default_factory=list)  # were given pages for KV backed up
+    failed: list[Sequence] = field(default_factory=list)  # aborted by the server
+    dropped: list[Sequence] = field(default_factory=list)  # aborted by their client
+    ranks: list[Plan] = field(default_factory=list)  # under attention-DP, what was joined
+
+    @property
+    def moved(self) -> bool:
+        """Whether anybody but the instance must know of it."""
+        return bool(self.admitted or self.restored or self.failed or self.dropped)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a committed step changed: prompts that are complete, requests that are complete."""
+
+    prefilled: list[Sequence] = field(default_factory=list)
+    finished: list[Sequence] = field(default_factory=list)
+    dropped: list[Sequence] = field(default_factory=list)
+
+
+class Lane(Protocol):
+    """One batch that is planned and run step after step.
+
+    Steps are numbered. What is added while a segment runs says how many of its steps have begun
+    (`lead`, 0 between steps): it is looked at `lag_steps` after the step in progress.
+    """
+
+    lag_steps: int
+
+    def next_step(self) -> Plan:
+        """Decide what runs next."""
+
+    def commit(self, steps: int) -> Outcome:
+        """Take in that the last step planned was done `steps` times."""
+
+    def interruption_after(self, lead: int) -> int | None:
+        """Return the steps after which a segment should end to let in what waits; None: not."""
+
+
+class Scheduler(Protocol):
+    """All that one instance schedules: a lane, or the micro-batches of a pipeline."""
+
+    @property
+    def lanes(self) -> ListLike[Lane]:
+        """The batches that run side by side, in the order in which they enter the pipeline."""
+
+    def abort(self, sequence: Sequence) -> None:
+        """Drop a sequence at the next boundary, wherever it is here."""
+
+    def waiting_requests(self) -> int:
+        """Return how many requests wait here."""
+
+    def used_pages(self) -> int:
+        """Return the pages that requests hold here."""
+
+
+class PromptTaker(Scheduler, Protocol):
+    """A scheduler that computes prompts."""
+
+    def add(self, sequence: Sequence, lead: int = 0) -> None:
+        """Queue a request."""
+
+
+class Sender(PromptTaker, Protocol):
+    """A scheduler that computes prompts for another instance."""
+
+    def hand_over(self, sequence: Sequence) -> None:
+        """Free the pages of a prompt whose KV has arrived elsewhere, or will not be wanted."""
+
+
+class Receiver(Scheduler, Protocol):
+    """A scheduler whose sequences bring the KV of their prompt."""
+
+    @property
+    def admitted(self) -> int:
+        """Sequences that hold pages here, arrived or not."""
+
+    def request_pages(self, sequence: Sequence, lead: int = 0) -> None:
+        """Queue a sequence for the pages of its prompt."""
+
+    def join(self, sequence: Sequence, lead: int = 0) -> None:
+        """Let a sequence whose KV has arrived into the batch."""
+
+    def release(self, sequence: Sequence) -> None:
+        """Free the pages of a sequence that was complete when its KV arrived, or is not wanted."""

@@ -60,6 +60,14 @@ def parse_scenario(
     return scenario
 
 
+def changed(scenario: Scenario, overrides: Sequence[str]) -> Scenario:
+    """Return the scenario with `a.b=c` texts applied, as if they had been in its file."""
+    # Only what was set: a default may follow from other fields, such as the engine's version.
+    data = scenario.model_dump(mode="json", exclude_unset=True)
+    source, folder = scenario.origin()
+    return parse_scenario(data, source, folder, overrides)
+
+
 def _blame(problem: Problem, source: str, overrides: Sequence[str]) -> str:
     """Name the override that set the field, if one did, beside the file."""
     for text in reversed(overrides):
@@ -90,7 +98,7 @@ def _read_mapping(file: Path) -> _Mapping:
         raise BadInputError(f"{file}: not text in UTF-8; save it as UTF-8") from error
     except OSError as error:
         raise BadInputError(f"{file}: cannot be read: {error.strerror}") from error
-    data = _parse_yaml(text, str(file))
+    data = parse_yaml(text, str(file))
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -100,7 +108,8 @@ def _read_mapping(file: Path) -> _Mapping:
     return data
 
 
-def _parse_yaml(text: str, source: str) -> Any:
+def parse_yaml(text: str, source: str) -> Any:
+    """Read one YAML value; a key that is there twice is refused."""
     try:
         return yaml.load(text, _UniqueKeyLoader)
     except yaml.MarkedYAMLError as error:
@@ -143,7 +152,7 @@ def _assign(data: _Mapping, text: str) -> None:
         if not isinstance(inner, dict):
             raise BadInputError(f"--set {text}: {part} holds {inner!r} and has no fields to set")
         place = inner
-    place[keys[-1]] = _parse_yaml(value_text, f"--set {text}")
+    place[keys[-1]] = parse_yaml(value_text, f"--set {text}")
 
 
 def _nested(flat: Mapping[str, Any]) -> _Mapping:

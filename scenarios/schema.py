@@ -21,6 +21,7 @@ from tonnage.scenarios.schema_base import (
     Bandwidth,
     Bytes,
     Number,
+    PositiveSeconds,
     Seconds,
     Section,
     Text,
@@ -37,6 +38,7 @@ from tonnage.sim.domain import (
     LinkSpec,
     ModelSpec,
     Objective,
+    SpeculationSpec,
 )
 from tonnage.sim.traffic.lengths import LengthDistribution
 from tonnage.sim.traffic.spec import TraceSource, TrafficSpec
@@ -115,9 +117,6 @@ class PriceSection(Section):
     gpu_hour_usd: Annotated[Number, Field(ge=0)] | None = None
 
 
-Limit = Annotated[Seconds, Field(gt=0)]
-
-
 class Scenario(Section):
     """A deployment, the traffic it meets, and what is asked of it."""
 
@@ -131,7 +130,7 @@ class Scenario(Section):
     link: LinkSection = LinkSection()
     router: RouterSection = RouterSection()
     cache: CacheSection = CacheSection()
-    slo: Annotated[dict[str, Limit], BeforeValidator(_known_objectives)] = Field(default={})
+    slo: Annotated[dict[str, PositiveSeconds], BeforeValidator(_known_objectives)] = Field(default={})
     price: PriceSection = PriceSection()
     profile: Literal["auto", "datasheet"] = "auto"
     seed: WholeOrZero = 0
@@ -161,6 +160,10 @@ class Scenario(Section):
         self._source, self._folder = source, folder
         return self
 
+    def origin(self) -> tuple[str, Path]:
+        """Return the file that messages name and the folder that relative paths start from."""
+        return self._source, self._folder
+
     # --- domain values --------------------------------------------------------------------------
 
     def objectives(self) -> tuple[Objective, ...]:
@@ -186,6 +189,12 @@ class Scenario(Section):
         with self._naming("gpu" if own is None else f"pools.{role}.gpu"):
             return load_gpu(self._beside(own or self.gpu))
 
+    def speculation_spec(self, role: Role) -> SpeculationSpec | None:
+        """Return how a pool speculates, None where it does not; loads its draft model."""
+        section = self.pools.named()[role].speculation
+        with self._naming(f"pools.{role}.speculation.draft"):
+            return section.spec(self.model_spec(), lambda name: load_model(self._beside(name)))
+
     def traffic_spec(self) -> TrafficSpec:
         """Return the traffic; reads the files of `file` lengths and finds the trace."""
         traffic = self.traffic
@@ -197,6 +206,8 @@ class Scenario(Section):
             input_tokens=self._length("input_tokens"),
             output_tokens=self._length("output_tokens"),
             requests=traffic.requests,
+            timeout_s=traffic.timeout,
+            output_limit_tokens=traffic.output_limit_tokens,
             trace=self._trace() if traffic.kind == "trace" else None,
         )
 

@@ -106,6 +106,7 @@ Number = Annotated[float, BeforeValidator(_number)]
 Positive = Annotated[float, BeforeValidator(_number), Field(gt=0)]
 Text = Annotated[str, BeforeValidator(_text)]
 Seconds = Annotated[float, BeforeValidator(quantity(parse_seconds)), Field(ge=0)]
+PositiveSeconds = Annotated[Seconds, Field(gt=0)]
 Bytes = Annotated[float, BeforeValidator(quantity(parse_bytes)), Field(ge=0)]
 Bandwidth = Annotated[float, BeforeValidator(quantity(parse_bandwidth)), Field(gt=0)]
 WholeList = Annotated[

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Discriminator, model_validator
 from tonnage.scenarios.schema_base import (
     Positive,
     PositiveList,
+    PositiveSeconds,
     Section,
     Text,
     Whole,
@@ -122,7 +123,8 @@ class TrafficSection(Section):
     format: Literal["auto", "mooncake", "azure", "csv"] = "auto"
     rate_scale: Positive = 1.0  # trace: 2 replays it twice as fast
     limit: Whole | None = None  # trace: requests read at most
-    timeout: None = None
+    timeout: PositiveSeconds | None = None  # a client gives up after this long
+    output_limit_tokens: Whole | None = None  # that clients allow; null: what they will get
 
     @model_validator(mode="after")
     def _fits_the_kind(self) -> TrafficSection:
@@ -130,6 +132,9 @@ class TrafficSection(Section):
             raise field_error("path", "kind trace needs the path of a trace file")
         if self.kind in ("poisson", "gamma") and not self.rate_per_s:
             raise field_error("rate_per_s", f"kind {self.kind} needs a rate, such as 2.5")
+        if self.kind == "resident" and self.timeout is not None:
+            problem = "kind resident has requests that never arrive, so no client waits"
+            raise field_error("timeout", f"{problem}; set it to null, or use kind closed")
         if self.kind in ("closed", "resident"):
             self._check_concurrency()
         self._check_length("input_tokens", self.input_tokens)

@@ -295,6 +295,45 @@ class EngineSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationSpec:
+    """Speculative decoding: a draft guesses `draft_tokens` per step, one pass verifies them.
+
+    `accept_probabilities`: of committing 1, 2, ... draft_tokens + 1 tokens in a step. `draft`: what
+    guesses: mtp, eagle3, free (it costs nothing), or model, which `draft_model` then is.
+    """
+
+    draft_tokens: int
+    accept_probabilities: tuple[float, ...]
+    draft: str = "free"
+    draft_model: ModelSpec | None = None
+
+    def __post_init__(self) -> None:
+        _require(
+            len(self.accept_probabilities) == self.draft_tokens + 1,
+            f"{len(self.accept_probabilities)} accept probabilities; {self.draft_tokens} draft "
+            f"tokens need {self.draft_tokens + 1}",
+        )
+        _require(
+            min(self.accept_probabilities) >= 0 and abs(sum(self.accept_probabilities) - 1) < 1e-6,
+            "accept probabilities must not be negative and must sum to 1",
+        )
+        _require(
+            (self.draft == "model") == (self.draft_model is not None),
+            f"draft {self.draft!r}: a draft model goes with draft 'model' alone",
+        )
+
+    @property
+    def query_tokens(self) -> int:
+        """Tokens that a decoding request computes in a step."""
+        return self.draft_tokens + 1
+
+    @property
+    def accept_length(self) -> float:
+        """Mean tokens committed per step."""
+        return sum(n * p for n, p in enumerate(self.accept_probabilities, start=1))
+
+
+@dataclass(frozen=True, slots=True)
 class PoolSpec:
     """Identical instances that do one job: `prefill`, `decode` or both (`serve`)."""
 
@@ -306,6 +345,7 @@ class PoolSpec:
     page_tokens: int
     chunk_tokens: int  # largest number of prompt tokens in one prefill step
     max_running_requests: int
+    speculation: SpeculationSpec | None = None
 
     @property
     def gpus(self) -> int:

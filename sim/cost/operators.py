@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tonnage.sim.domain import (
-    DenseMlp,
     GqaAttention,
     LayerSpec,
     LinearAttention,
@@ -95,11 +94,15 @@ def attention_kinds(layers: tuple[LayerSpec, ...]) -> list[AttentionKind]:
 
 @dataclass(frozen=True, slots=True)
 class ReadCost:
-    """Cost of one layer's attention for one query token per token of context that it reads."""
+    """Cost of one layer's attention for one query token per token of context that it reads.
+
+    `per_query`: every query of a sequence selects its own tokens, so none shares another's read.
+    """
 
     bytes_per_token: float
     flops_per_token: float
     limit_tokens: int | None  # at most so many tokens are read (window, sparse top-k)
+    per_query: bool = False
 
 
 def decode_reads(
@@ -108,15 +111,17 @@ def decode_reads(
     """Return what a query of one sequence reads in one layer: its KV, and the indexer's keys.
 
     MLA in its absorbed form: every head multiplies the whole latent twice, once for the scores
-    (kv_lora + rope) and once for the values (kv_lora).
+    (kv_lora + rope) and once for the values (kv_lora). Under dcp a rank reads its share of the
+    context for the heads of all dcp ranks: fewer bytes, the same FLOP.
     """
     heads = attention.heads / layout.attention_tp
     bytes_per_token = layer_bytes_per_token(attention, layout, kv_format) / layout.dcp
     if isinstance(attention, GqaAttention):
         flops = 2 * heads * (attention.head_dim + attention.value_dim)
-        return [ReadCost(bytes_per_token, flops / layout.dcp, attention.window_tokens)]
+        return [ReadCost(bytes_per_token, flops, attention.window_tokens)]
     flops = 2 * heads * (2 * attention.kv_lora_rank + attention.rope_dim)
-    reads = [ReadCost(bytes_per_token, flops / layout.dcp, attention.sparse_top_k)]
+    is_sparse = attention.sparse_top_k is not None
+    reads = [ReadCost(bytes_per_token, flops, attention.sparse_top_k, is_sparse)]
     if attention.indexer is not None:
         indexer_flops = 2.0 * attention.indexer.heads * attention.indexer.head_dim
         reads.append(ReadCost(indexer_bytes_per_token(attention), indexer_flops, None))
@@ -153,14 +158,3 @@ def causal_pairs(new_tokens: int, past_tokens: int, limit: int | None) -> float:
 def state_traffic_bytes(attention: LinearAttention, layout: ParallelLayout) -> float:
     """Return bytes that one sequence's state moves in one layer and step: read and written."""
     return 2.0 * state_bytes(attention, layout)
-
-
-def all_reduces(model: ModelSpec, layout: ParallelLayout) -> int:
-    """Return the number of all-reduces per step over the ranks of one stage: one per block."""
-    if layout.tp == 1:
-        return 0
-    blocks = 0
-    for layer in model.layers:
-        blocks += layer.attention is not None and layout.attention_tp > 1
-        blocks += isinstance(layer.mlp, DenseMlp | MoeMlp)
-    return blocks

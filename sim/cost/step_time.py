@@ -4,38 +4,26 @@ Each operator takes the larger of its bytes over the memory bandwidth and its FL
 peak of its precision; collectives take their bytes over the link. There are no launch, latency or
 engine overheads, and no efficiency below the peak: the result is a lower bound on the time.
 Attention computes in BF16 whatever the KV format, and experts spread over ranks are charged an
-all-reduce like any other block.
+all-reduce like any other block. docs/layouts.md says how each layout is charged.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
 from functools import lru_cache
 
 import numpy as np
 
-from tonnage.sim.cost.operators import (
-    ACTIVATION_BYTES,
-    AttentionKind,
-    MatrixProduct,
-    all_reduces,
-    attention_kinds,
-    causal_pairs,
-    decode_reads,
-    experts_touched,
-    matrix_products,
-    prefill_pair_flops,
-    state_traffic_bytes,
-)
+from tonnage.sim.cost.attention import AttentionTimes, DecodeTerms, limited_reads
+from tonnage.sim.cost.collectives import collective_times
+from tonnage.sim.cost.experts import busiest_rank_experts, busiest_rank_rows
+from tonnage.sim.cost.operators import MatrixProduct, matrix_products
 from tonnage.sim.domain import (
     FloatArray,
     GpuSpec,
-    IntArray,
-    LinearAttention,
     ModelSpec,
     MoeMlp,
     ParallelLayout,
-    PromptChunk,
     Role,
     Step,
 )
@@ -47,8 +35,10 @@ _RAMP = np.arange(8192, dtype=np.float64)
 class RooflineExecutor:
     """Predict the durations of steps of one instance; cheap enough to ask before every step.
 
-    Requests are taken as spread evenly over the attention-DP ranks, and a step passes all pipeline
-    stages one after the other.
+    A step passes all pipeline stages one after the other. A step of decoding requests alone is
+    padded to the next of `captured_sizes` (requests of one attention-DP rank, rising), if there is
+    one. A step without `ranks` is taken as spread evenly over the attention-DP ranks; with them the
+    slowest rank sets the time of what each does alone.
     """
 
     def __init__(
@@ -58,43 +48,115 @@ class RooflineExecutor:
         gpu: GpuSpec,
         kv_format: str,
         engine: str = "sglang",
+        captured_sizes: tuple[int, ...] = (),
     ) -> None:
         self._layout = layout
         self._gpu = gpu
-        self._hidden_size = model.hidden_size
+        self._captured_sizes = captured_sizes
+        self._captured_most = captured_sizes[-1] if captured_sizes else 0
         self._products = list(matrix_products(model, layout, engine))
         self._moe = next((la.mlp for la in model.layers if isinstance(la.mlp, MoeMlp)), None)
-        self._all_reduces = all_reduces(model, layout)
-        self._kinds = attention_kinds(model.layers)
-        self._kv_format = kv_format
-        self._full_s_per_token, self._limited, self._state_s = self._decode_terms()
-        self._prefill_parts = [self._prefill_part(kind) for kind in self._kinds]
+        self._collectives = collective_times(model, layout, gpu, engine)
+        self._attention = AttentionTimes(model, layout, gpu, kv_format)
+        self._terms = lru_cache(maxsize=64)(self._decode_terms)
         self._products_s = lru_cache(maxsize=65536)(self._products_seconds)
 
     def run(self, step: Step, max_steps: int) -> FloatArray:
         """Return the seconds of the step and its next repetitions `[max_steps]`."""
-        decodes = step.decode_requests
-        chunks = step.prefill_chunks
-        new_tokens = sum(chunk.new_tokens for chunk in chunks)
-        fixed_s = self._products_s(decodes + new_tokens, decodes + len(chunks))
+        if step.ranks:
+            return self._run_ranks(step, max_steps)
+        ranks, query = self._layout.attention_dp, step.query_tokens
+        decodes, chunks = len(step.decode_context_tokens), step.prefill_chunks
         if chunks:
-            fixed_s += self._prefill_attention_s(chunks)
+            rows = decodes * query + sum(chunk.new_tokens for chunk in chunks)
+            outputs = decodes * query + len(chunks)
+            fixed_s = self._products_s(rows, rows / ranks, rows, outputs / ranks, outputs)
+            fixed_s += self._attention.prefill_s(chunks) / ranks
+        else:
+            fixed_s = self._decode_products_s(decodes, decodes / ranks, query)
         if not decodes:
             return np.full(1, fixed_s)
+        terms, growth = self._terms(query), step.decode_context_growth
+        start_s = terms.context_token_s * step.decode_context_sum + terms.request_s * decodes
+        slope_s = terms.context_token_s * (decodes if growth is None else growth)
         ramp = _RAMP[:max_steps]
-        slope_s = self._full_s_per_token * decodes
-        start_s = (
-            fixed_s + self._full_s_per_token * step.decode_context_sum + self._state_s * decodes
-        )
-        seconds = start_s + slope_s * ramp
-        for s_per_token, limit in self._limited:
-            seconds += s_per_token * _limited_reads(step.decode_context_tokens, limit, len(ramp))
+        seconds: FloatArray = (fixed_s + start_s / ranks) + slope_s / ranks * ramp
+        for s_per_token, limit in terms.limited:
+            seconds += s_per_token / ranks * _reads(step, limit, ramp)
         return seconds
 
-    def _products_seconds(self, tokens: int, outputs: int) -> float:
-        """Return the time of all matrix products and collectives for a batch of `tokens`.
+    # --- attention-DP ranks in lockstep ---------------------------------------------------------
 
-        Only the last token of each of `outputs` sequences goes through the head.
+    def _run_ranks(self, step: Step, max_steps: int) -> FloatArray:
+        """Return the seconds `[max_steps]` of a step whose ranks wait for each other in each layer.
+
+        What is split over more ranks than attention works on the rows of all ranks: padded to those
+        of the fullest, or their sum when there are prompt chunks (SGLang's `DpPaddingMode`).
+        """
+        query, ranks = step.query_tokens, step.ranks
+        if step.prefill_chunks:
+            decoding = [len(rank.decode_context_tokens) * query for rank in ranks]
+            prompts = [rank.prefill_chunks for rank in ranks]
+            rows = [
+                tokens + sum(chunk.new_tokens for chunk in chunks)
+                for tokens, chunks in zip(decoding, prompts, strict=True)
+            ]
+            outputs = [
+                tokens + len(chunks) for tokens, chunks in zip(decoding, prompts, strict=True)
+            ]
+            fixed_s = self._products_s(sum(rows), max(rows), sum(rows), max(outputs), sum(outputs))
+            alone_s = np.array([self._attention.prefill_s(chunks) for chunks in prompts])
+        else:
+            fullest = max(len(rank.decode_context_tokens) for rank in ranks)
+            fixed_s = self._decode_products_s(step.decode_requests, fullest, query)
+            alone_s = np.zeros(len(ranks))
+        if not step.decode_requests:
+            return np.full(1, fixed_s + alone_s.max())
+        decode_s = self._rank_decode_s(ranks, self._terms(query), _RAMP[:max_steps])
+        slowest: FloatArray = (alone_s[:, None] + decode_s).max(axis=0)
+        return fixed_s + slowest
+
+    def _rank_decode_s(
+        self, ranks: tuple[Step, ...], terms: DecodeTerms, ramp: FloatArray
+    ) -> FloatArray:
+        """Return the seconds `[ranks, steps]` of each rank's attention over its own requests."""
+        requests = np.array([len(rank.decode_context_tokens) for rank in ranks])
+        sums = np.array([rank.decode_context_sum for rank in ranks])
+        growths = np.array([_growth(rank) for rank in ranks])
+        start_s = terms.context_token_s * sums + terms.request_s * requests
+        seconds: FloatArray = start_s[:, None] + (terms.context_token_s * growths)[:, None] * ramp
+        for s_per_token, limit in terms.limited:
+            for index, rank in enumerate(ranks):
+                if requests[index]:
+                    seconds[index] += s_per_token * _reads(rank, limit, ramp)
+        return seconds
+
+    # --- matrix products and collectives --------------------------------------------------------
+
+    def _decode_products_s(self, requests: int, rank_requests: float, query: int) -> float:
+        """Return the time of the products of a step without prompt chunks, padded.
+
+        Verification scores every token, so each goes through the head.
+        """
+        if rank_requests <= self._captured_most:
+            rank_requests = self._captured_sizes[bisect_left(self._captured_sizes, rank_requests)]
+        rows = rank_requests * query
+        gathered = rows * self._layout.attention_dp
+        return self._products_s(requests * query, rows, gathered, rows, gathered)
+
+    def _products_seconds(
+        self,
+        tokens: int,
+        rank_rows: float,
+        gathered_rows: float,
+        rank_outputs: float,
+        gathered_outputs: float,
+    ) -> float:
+        """Return the time of all matrix products and collectives.
+
+        What is split over more ranks than attention is given the rows of all attention-DP ranks,
+        the rest those of the fullest; of them so many `outputs` go through the head. Experts get
+        the real `tokens`: rows of padding are all alike and reach few experts more.
         """
         total_s = 0.0
         for product in self._products:
@@ -102,39 +164,30 @@ class RooflineExecutor:
             if role is Role.ROUTED_EXPERT:
                 total_s += self._expert_seconds(product, tokens)
                 continue
-            rows = outputs if role in (Role.HEAD, Role.EMBEDDING) else tokens
-            # What is split over more ranks than attention is, is given the rows of all of them.
-            gathered = product.ways > self._layout.attention_tp
-            rank_rows = rows if gathered else rows / self._layout.attention_dp
-            total_s += product.count * self._product_seconds(product, rank_rows)
-        return total_s + self._collective_seconds(tokens / self._layout.attention_dp)
+            is_gathered = product.ways > self._layout.attention_tp
+            if role in (Role.HEAD, Role.EMBEDDING):
+                rows = gathered_outputs if is_gathered else rank_outputs
+            else:
+                rows = gathered_rows if is_gathered else rank_rows
+            total_s += product.count * self._product_seconds(product, rows)
+        total_s += self._collectives.rank_row_s * rank_rows
+        return total_s + self._collectives.gathered_row_s * gathered_rows
 
     def _product_seconds(self, product: MatrixProduct, tokens: float) -> float:
         moved = product.weight_bytes + product.activation_bytes(tokens)
         return self._roofline(moved, 2 * tokens * product.parameters, product.tensor.format)
 
     def _expert_seconds(self, product: MatrixProduct, tokens: int) -> float:
+        """Return the time on the busiest of the expert-parallel ranks."""
         assert self._moe is not None
-        share = experts_touched(self._moe, tokens) / self._moe.experts
-        reached = tokens * self._moe.top_k / self._moe.experts  # tokens of each expert
+        ep = self._layout.ep
+        rows = busiest_rank_rows(self._moe, ep, tokens)
+        local = self._moe.experts / ep
         # One product per expert: `parameters` already holds all of the rank's experts.
-        moved = product.weight_bytes * share
-        moved += product.activation_bytes(reached * self._moe.experts / self._layout.ep)
-        flops = 2 * reached * product.parameters
+        moved = product.weight_bytes * busiest_rank_experts(self._moe, ep, tokens) / local
+        moved += product.activation_bytes(rows)
+        flops = 2 * rows / local * product.parameters
         return product.count * self._roofline(moved, flops, product.tensor.format)
-
-    def _collective_seconds(self, tokens: float) -> float:
-        """Return the time of the all-reduces: each moves 2 (n - 1) / n of its bytes per GPU."""
-        ranks = self._layout.tp
-        if ranks == 1:
-            return 0.0
-        message = tokens * self._hidden_size * ACTIVATION_BYTES
-        return self._all_reduces * 2 * (ranks - 1) / ranks * message / self._link_bytes_per_s()
-
-    def _link_bytes_per_s(self) -> float:
-        if self._layout.tp > self._gpu.gpus_per_node:
-            return self._gpu.network_bytes_per_s
-        return self._gpu.nvlink_bytes_per_s or self._gpu.pcie_bytes_per_s
 
     def _roofline(self, moved_bytes: float, flops: float, weight_format: str) -> float:
         precision = compute_format(weight_format, self._gpu.dense_flops_per_s)
@@ -143,73 +196,19 @@ class RooflineExecutor:
             flops / self._gpu.dense_flops_per_s[precision],
         )
 
-    def _decode_terms(self) -> tuple[float, list[tuple[float, int]], float]:
-        """Return seconds per token read, the same where reads are limited, and per sequence."""
-        bandwidth, peak = self._gpu.memory_bandwidth_bytes_per_s, self._attention_peak()
-        # Contexts are summed over the instance; a rank reads those of its own requests.
-        per_rank = 1 / self._layout.attention_dp
-        full_s, state_s = 0.0, 0.0
-        limited: list[tuple[float, int]] = []
-        for kind in self._kinds:
-            if isinstance(kind.attention, LinearAttention):
-                moved = state_traffic_bytes(kind.attention, self._layout)
-                state_s += per_rank * kind.layers * moved / bandwidth
-                continue
-            for read in decode_reads(kind.attention, self._layout, self._kv_format):
-                seconds = max(read.bytes_per_token / bandwidth, read.flops_per_token / peak)
-                seconds *= per_rank * kind.layers
-                if read.limit_tokens is None:
-                    full_s += seconds
-                else:
-                    limited.append((seconds, read.limit_tokens))
-        return full_s, limited, state_s
-
-    def _attention_peak(self) -> float:
-        return self._gpu.dense_flops_per_s["bf16"]
-
-    def _prefill_part(self, kind: AttentionKind) -> _PrefillPart:
-        """Return what the layers of one kind cost in prefill, in seconds per unit of work."""
-        bandwidth, peak = self._gpu.memory_bandwidth_bytes_per_s, self._attention_peak()
-        scale = kind.layers / self._layout.attention_dp
-        if isinstance(kind.attention, LinearAttention):
-            moved = state_traffic_bytes(kind.attention, self._layout)
-            return _PrefillPart(scale * moved / bandwidth, 0.0, ())
-        reads = decode_reads(kind.attention, self._layout, self._kv_format)
-        pairs = prefill_pair_flops(kind.attention, self._layout)
-        return _PrefillPart(
-            0.0,
-            scale * sum(read.bytes_per_token for read in reads) / bandwidth,
-            tuple((scale * flops / peak, limit) for flops, limit in pairs),
-        )
-
-    def _prefill_attention_s(self, chunks: tuple[PromptChunk, ...]) -> float:
-        held = sum(new + past for new, past in chunks)
-        total_s = 0.0
-        for part in self._prefill_parts:
-            computed_s = sum(
-                pair_s * sum(causal_pairs(new, past, limit) for new, past in chunks)
-                for pair_s, limit in part.pairs_s
-            )
-            total_s += part.sequence_s * len(chunks) + max(part.held_token_s * held, computed_s)
-        return total_s
+    def _decode_terms(self, query_tokens: int) -> DecodeTerms:
+        """Return the attention's terms with what decode context parallelism sends per request."""
+        terms = self._attention.decode_terms(query_tokens)
+        sent_s = query_tokens * self._collectives.decode_token_s
+        return DecodeTerms(terms.context_token_s, terms.limited, terms.request_s + sent_s)
 
 
-@dataclass(frozen=True, slots=True)
-class _PrefillPart:
-    """Seconds of the layers of one kind: per sequence, per token of KV read, per query-key pair."""
-
-    sequence_s: float
-    held_token_s: float
-    pairs_s: tuple[tuple[float, int | None], ...]
+def _growth(step: Step) -> float:
+    """Return the tokens that all contexts of a step grow by from one step to the next."""
+    growth = step.decode_context_growth
+    return float(step.decode_requests) if growth is None else growth
 
 
-def _limited_reads(contexts: IntArray, limit: int, steps: int) -> FloatArray:
-    """Return the tokens read in each step `[steps]` when every read stops at `limit`.
-
-    A context below the limit grows by one per step until it reaches it.
-    """
-    room = np.clip(limit - contexts, 0, steps)  # steps in which this context still grows
-    growing = len(contexts) - np.bincount(room, minlength=steps + 1)[:steps].cumsum()
-    grown = np.concatenate([[0], growing[: steps - 1].cumsum()])
-    reads: FloatArray = float(np.minimum(contexts, limit).sum()) + grown.astype(np.float64)
-    return reads
+def _reads(step: Step, limit: int, ramp: FloatArray) -> FloatArray | float:
+    contexts = step.decode_context_tokens
+    return limited_reads(contexts, limit, _growth(step) / len(contexts), ramp)

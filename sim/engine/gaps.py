@@ -23,6 +23,10 @@ class TokenGaps:
         """Add the gap of a sequence whose next token came with its prompt computed again."""
         self.sketch.add_one(gap_s / TICK_S)
 
+    def add_together(self, tokens: int) -> None:
+        """Add tokens that came in one step with another token of their sequence."""
+        self.sketch.add_one(0.0, tokens)
+
     def record(self, segment: Segment, sequences: int, newcomers_s: Sequence[float]) -> None:
         """Add the gaps of a segment's steps that were done, a token per sequence and step.
 

@@ -180,6 +180,8 @@ class Instance:
         if self._timeline is not None:
             self._draw(plan, segment)
         outcome = self.scheduler.lanes[number].commit(segment.steps)
+        if outcome.tokens_together:
+            self._token_gaps[number][0].add_together(outcome.tokens_together)
         self._listener.committed(self, outcome)
 
     def _draw(self, plan: Plan, segment: Segment) -> None:

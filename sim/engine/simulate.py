@@ -122,7 +122,13 @@ class _Run:
         if lengths is None:
             self._no_more()
             return
-        request = Request(self._sent, self._env.now, lengths.input_tokens, lengths.output_tokens)
+        request = Request(
+            self._sent,
+            self._env.now,
+            lengths.input_tokens,
+            lengths.output_tokens,
+            lengths.output_limit_tokens,
+        )
         self._sent += 1
         sequence = Sequence(request)
         if isinstance(self._load, ResidentLoad):
@@ -131,7 +137,7 @@ class _Run:
         self._offer(sequence)
 
     def _offer(self, sequence: Sequence) -> None:
-        timeout_s = self._load.timeout_s
+        timeout_s = None if isinstance(self._load, ResidentLoad) else self._load.timeout_s
         if timeout_s is not None:
             until_s = on_grid(sequence.request.arrival_s) + max(on_grid(timeout_s), TICK_S)
             call_at(self._env, until_s, self._give_up, sequence)

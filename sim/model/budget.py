@@ -128,6 +128,9 @@ def _sglang_activation_mib(rules: SglangRules, gpu: GpuSpec, pool: PoolSpec) -> 
     # A decode pool works on the requests of a step, the others on a prefill chunk.
     is_decode = pool.role == "decode"
     tokens = _sglang_graph_batch(rules, gpu, pool) if is_decode else pool.chunk_tokens
+    if is_decode and pool.speculation is not None and pool.speculation.draft_tokens:
+        # A speculating server that is not told otherwise runs few requests, fewer than it captures.
+        tokens = pool.max_running_requests * pool.speculation.query_tokens
     return rules.activation_mib_per_token * max(tokens, rules.activation_tokens_least)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from tonnage.sim.domain import EngineSpec, GpuSpec, InfeasibleError, ModelSpec, PoolSpec
+from tonnage.sim.model.draft import draft_of
 from tonnage.sim.model.memory_advice import infeasible_message
+from tonnage.sim.model.memory_draft import check_draft_layout
 from tonnage.sim.model.memory_estimate import (
     PoolMemory,
     estimate_pool_memory,
@@ -20,18 +22,17 @@ __all__ = [
 ]
 
 
-def pool_memory(
-    model: ModelSpec,
-    gpu: GpuSpec,
-    engine: EngineSpec,
-    pool: PoolSpec,
-    draft_layers_loaded: bool = False,
-) -> PoolMemory:
+def pool_memory(model: ModelSpec, gpu: GpuSpec, engine: EngineSpec, pool: PoolSpec) -> PoolMemory:
     """Return what fits; raise InfeasibleError with deficit and mend when the weights do not.
 
-    `model` is already in the pool's weight format.
+    `model` is already in the pool's weight format. Raises BadInputError for a layout that the model
+    or the pool's draft cannot have.
     """
-    memory = estimate_pool_memory(model, gpu, engine, pool, draft_layers_loaded)
+    draft = draft_of(model, pool.speculation)
+    if draft is not None:
+        field = f"pools.{pool.role}.speculation.draft"
+        check_draft_layout(draft, pool.layout, field, engine.name)
+    memory = estimate_pool_memory(model, gpu, engine, pool)
     if not memory.fits:
         raise InfeasibleError(infeasible_message(memory, model, gpu, engine, pool))
     return memory

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tonnage.sim.domain import (
     EngineSpec,
@@ -14,9 +14,11 @@ from tonnage.sim.domain import (
     Role,
 )
 from tonnage.sim.model.budget import Budget, gpu_budget
+from tonnage.sim.model.draft import DraftSpec, draft_of
 from tonnage.sim.model.formats import checkpoint_bytes
 from tonnage.sim.model.kv import KvShape, stage_kv_shapes
 from tonnage.sim.model.layout import check_layout
+from tonnage.sim.model.memory_draft import Stages, stages_with_draft
 from tonnage.sim.model.weights import StageWeights, stage_weights
 
 
@@ -34,8 +36,9 @@ class PoolMemory:
 
     The byte figures are those of the pipeline stage that binds; weights, activations, graphs, other
     and KV add up to the GPU's memory. A rank is an attention-DP rank: `attention_tp` GPUs (times
-    the stages) that hold the same requests. `kv_bytes_per_token` is per GPU, at long context.
-    `deficit_bytes_per_gpu` is what is missing for one page of KV; 0 when it fits.
+    the stages) that hold the same requests. `kv_bytes_per_token` is per GPU, at long context. A
+    draft's weights and KV are in the figures; `draft_weights_bytes_per_gpu` is its part of the
+    weights. `deficit_bytes_per_gpu` is what is missing for one page of KV; 0 when it fits.
     """
 
     model: str
@@ -45,6 +48,7 @@ class PoolMemory:
     layout: ParallelLayout
     checkpoint_bytes_per_gpu: float
     weights_bytes_per_gpu: float
+    draft_weights_bytes_per_gpu: float
     weights_by_role: Mapping[Role, float] = field(hash=False)
     replicated_bytes_per_gpu: Mapping[str, float] = field(hash=False)
     activation_bytes: float
@@ -70,11 +74,7 @@ class PoolMemory:
 
 
 def estimate_pool_memory(
-    model: ModelSpec,
-    gpu: GpuSpec,
-    engine: EngineSpec,
-    pool: PoolSpec,
-    draft_layers_loaded: bool = False,
+    model: ModelSpec, gpu: GpuSpec, engine: EngineSpec, pool: PoolSpec
 ) -> PoolMemory:
     """Return what fits without raising: a pool that does not fit has a deficit and no tokens.
 
@@ -82,18 +82,34 @@ def estimate_pool_memory(
     """
     check_layout(model, pool.layout, f"pools.{pool.role}", engine.name)
     budget = gpu_budget(model, gpu, engine, pool)
-    weights = stage_weights(model, pool.layout, engine.name, draft_layers_loaded)
-    shapes = stage_kv_shapes(model, pool.layout, pool.kv_format, engine.name, draft_layers_loaded)
+    draft = draft_of(model, pool.speculation)
+    loaded = _stages(model, pool, engine.name, draft)
     stages = tuple(
         StageKv(max(0.0, budget.static_bytes - stage.total_bytes), shape)
-        for stage, shape in zip(weights, shapes, strict=True)
+        for stage, shape in zip(loaded.weights, loaded.shapes, strict=True)
     )
     tokens = [_pool_tokens(stage, pool.page_tokens, model) for stage in stages]
-    margins = [budget.static_bytes - stage.total_bytes for stage in weights]
+    margins = [budget.static_bytes - stage.total_bytes for stage in loaded.weights]
     # The stage with the fewest tokens binds; where none has any, the one that lacks most bytes.
-    binding = min(range(len(stages)), key=lambda index: (tokens[index], margins[index]))
-    binding_stage = _Binding(stages, binding, weights[binding], tokens[binding])
-    return _assemble(model, gpu, pool, budget, binding_stage)
+    index = min(range(len(stages)), key=lambda index: (tokens[index], margins[index]))
+    binding = _Binding(
+        stages, index, loaded.weights[index], loaded.draft_bytes[index], tokens[index]
+    )
+    memory = _assemble(model, gpu, pool, budget, binding)
+    return memory if draft is None else _assuming(memory, draft)
+
+
+def _stages(model: ModelSpec, pool: PoolSpec, engine: str, draft: DraftSpec | None) -> Stages:
+    weights = stage_weights(model, pool.layout, engine)
+    shapes = stage_kv_shapes(model, pool.layout, pool.kv_format, engine)
+    stages = Stages(weights, shapes, [0.0] * len(weights))
+    if draft is None:
+        return stages
+    return stages_with_draft(stages, model, draft, pool.layout, pool.kv_format, engine)
+
+
+def _assuming(memory: PoolMemory, draft: DraftSpec) -> PoolMemory:
+    return replace(memory, assumptions=memory.assumptions + draft.assumptions)
 
 
 def _pool_tokens(stage: StageKv, page_tokens: int, model: ModelSpec) -> int:
@@ -131,6 +147,7 @@ class _Binding:
     stages: tuple[StageKv, ...]
     index: int  # of the stage that binds
     weights: StageWeights
+    draft_bytes: float  # of the weights
     tokens_per_rank: int
 
 
@@ -149,6 +166,7 @@ def _assemble(
         layout=pool.layout,
         checkpoint_bytes_per_gpu=checkpoint_bytes(model) / pool.layout.gpus,
         weights_bytes_per_gpu=weights.total_bytes,
+        draft_weights_bytes_per_gpu=binding.draft_bytes,
         weights_by_role=weights.by_role,
         replicated_bytes_per_gpu=weights.replicated,
         activation_bytes=budget.activation_bytes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tonnage.sim.domain import SpeculationSpec
 from tonnage.sim.serving.decode import DecodeScheduler
 from tonnage.sim.serving.micro_batches import (
     PromptMicroBatches,
@@ -35,6 +36,8 @@ class SchedulerSpec:
     extra_tokens: int = 0  # of every request, whatever its length (windows, states)
     ranks: int = 1
     stages: int = 1
+    speculation: SpeculationSpec | None = None
+    seed: int = 0  # of the accepted lengths
 
     @property
     def longest_tokens(self) -> int:
@@ -59,7 +62,9 @@ class SchedulerSpec:
         limits = Limits(self.limits.chunk_tokens, running)
         for _ in range(self.stages):
             yield [
-                Resources(pool, limits, self.policy, queue, shares_pool=self.stages > 1)
+                Resources(
+                    pool, limits, self.policy, queue, self.stages > 1, self.speculation, self.seed
+                )
                 for pool, queue in zip(pools, queues, strict=True)
             ]
 

@@ -110,7 +110,7 @@ class DecodeScheduler(ServeScheduler):
         return max(needed, whole - self._retractable_tokens())
 
     def _retractable_tokens(self) -> int:
-        return self._batch.context_sum
+        return int(self._batch.contexts.sum())
 
     def _allocatable_tokens(self) -> int:
         """Return the tokens for new sequences: the free ones less a reserve for the others.

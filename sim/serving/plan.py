@@ -41,11 +41,16 @@ class Plan:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a committed step changed: prompts that are complete, requests that are complete."""
+    """What a committed step changed: prompts that are complete, requests that are complete.
+
+    `tokens_together`: tokens that came in one step with another token of their request, of those
+    that are no longer in the batch; between two such tokens a client sees no gap.
+    """
 
     prefilled: list[Sequence] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
     dropped: list[Sequence] = field(default_factory=list)
+    tokens_together: int = 0
 
 
 class Lane(Protocol):

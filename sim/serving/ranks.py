@@ -111,6 +111,7 @@ class Ranks(Generic[Kind]):
             _all(outcome.prefilled for outcome in outcomes),
             _all(outcome.finished for outcome in outcomes),
             _all(outcome.dropped for outcome in outcomes),
+            sum(outcome.tokens_together for outcome in outcomes),
         )
         for sequence in chain(joint.finished, joint.dropped):
             self._book.forget(sequence)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tonnage.sim.domain import IntArray, Step
+from tonnage.sim.domain import IntArray, SpeculationSpec, Step
 from tonnage.sim.serving.batch import DecodeBatch
+from tonnage.sim.serving.contexts import Contexts, SpeculativeContexts, UnitContexts
 from tonnage.sim.serving.pages import PagePool
 from tonnage.sim.serving.plan import Lane, Outcome, Plan
 from tonnage.sim.serving.policy import PLAIN, Policy
@@ -52,11 +53,19 @@ class Resources:
     policy: Policy
     prompts: PromptQueue
     shares_pool: bool = False
+    speculation: SpeculationSpec | None = None
+    seed: int = 0
 
     @classmethod
     def of(cls, pool: PagePool, limits: Limits, policy: Policy = PLAIN) -> Resources:
         """Return those of a scheduler that shares nothing."""
         return cls(pool, limits, policy, PromptQueue(pool, policy))
+
+    def contexts(self) -> Contexts:
+        """Return how the contexts of a batch grow."""
+        if self.speculation is None:
+            return UnitContexts(self.pool)
+        return SpeculativeContexts(self.pool, self.speculation, self.seed)
 
     @property
     def lag_steps(self) -> int:
@@ -80,7 +89,7 @@ class ServeScheduler:
         self._shares_pool = resources.shares_pool
         self._prompts = resources.prompts
         wasted_step = policy.wasted_step and self.lag_steps > 0
-        self._batch = DecodeBatch(self.pool, self.lag_steps, wasted_step=wasted_step)
+        self._batch = DecodeBatch(resources.contexts(), self.lag_steps, wasted_step=wasted_step)
         self._ratio = NewTokenRatio(
             policy.ratio_start, policy.ratio_least, policy.ratio_decay_steps
         )
@@ -188,7 +197,7 @@ class ServeScheduler:
 
     def _take_pages(self) -> None:
         """Allocate what the batch needs for one step; `_make_room` saw to it that it is there."""
-        self._pages_taken = self._batch.pages_for_steps(1)
+        self._pages_taken = self._batch.contexts.pages_for_steps(1)
         self.pool.allocate(self._pages_taken)
 
     def _has_head(self) -> bool:
@@ -215,20 +224,31 @@ class ServeScheduler:
             if not self._chunks:
                 plan.max_steps = self._steps_until_change()
             plan.decoding = batch.live
-            plan.tokens_per_step = float(plan.decoding)
+            plan.tokens_per_step = self._tokens_per_step()
             plan.newcomers = batch.take_newcomers()
-        plan.step = Step(
-            batch.context_tokens if decodes else _NONE,
-            batch.context_sum if decodes else 0,
-            prompt_chunks(self._chunks),
-        )
+        if decodes:
+            contexts = batch.contexts
+            plan.step = Step(
+                contexts.tokens(),
+                contexts.sum(),
+                prompt_chunks(self._chunks),
+                contexts.growth,
+                contexts.query_tokens,
+            )
+        else:
+            plan.step = Step(_NONE, 0, prompt_chunks(self._chunks))
+
+    def _tokens_per_step(self) -> float:
+        """Return the tokens that clients get per step, those who have left not counted."""
+        growth, live = self._batch.contexts.growth, self._batch.live
+        return float(live) if growth is None else growth * live / len(self._batch)
 
     def _steps_until_change(self) -> int:
         most = self._batch.steps_to_change
         let_in = self._steps_to_let_in()
         if let_in is not None:
             most = min(most, max(let_in, 1))
-        return self._batch.steps_within(self.pool.free_pages + self._pages_taken, most)
+        return self._batch.contexts.steps_within(self.pool.free_pages + self._pages_taken, most)
 
     def _steps_to_let_in(self) -> int | None:
         """Return the steps until a waiting request could be let in; None: not before a change."""
@@ -242,7 +262,7 @@ class ServeScheduler:
         """Take pages from sequences until the others can take one more step; tell whether any."""
         batch = self._batch
         retracted = False
-        while len(batch) and batch.pages_for_steps(1) > self.pool.free_pages:
+        while len(batch) and batch.contexts.pages_for_steps(1) > self.pool.free_pages:
             retracted = True
             if self.policy.mixed and self._prompts.under_way is not None:
                 self._prompts.drop_under_way(first=True)  # it is the latest to be let in
@@ -314,11 +334,12 @@ class ServeScheduler:
         outcome = Outcome()
         self._index += steps
         if self._decodes:
-            self.pool.allocate(self._batch.pages_for_steps(steps) - self._pages_taken)
+            self.pool.allocate(self._batch.contexts.pages_for_steps(steps) - self._pages_taken)
             self._ratio.decoded(steps)
             outcome.finished, left = self._batch.advance(steps)
         else:
             left = self._batch.stand_by(steps)
+        outcome.tokens_together = self._batch.take_tokens_together()
         self._release(left)
         for sequence in commit_chunks(self._chunks):
             if sequence.gave_up:  # while its chunk was on its way through a pipeline

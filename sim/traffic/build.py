@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
+from itertools import chain, repeat
 
 import numpy as np
 
@@ -37,6 +37,7 @@ class SampledLengths:
     output_tokens: LengthDistribution
     count: int
     streams: _Streams
+    output_limit_tokens: int | None = None
 
     def __iter__(self) -> Iterator[Lengths]:
         input_rng = np.random.default_rng(self.streams.input_lengths)
@@ -45,7 +46,7 @@ class SampledLengths:
             size = min(BLOCK, self.count - drawn)
             inputs = self.input_tokens.sample(input_rng, size).tolist()
             outputs = self.output_tokens.sample(output_rng, size).tolist()
-            yield from map(Lengths, inputs, outputs)
+            yield from map(Lengths, inputs, outputs, repeat(self.output_limit_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,13 @@ class OpenRequests:
         blocks_s = self.arrivals.times_s(rng, self.lengths.count)
         times_s = chain.from_iterable(block_s.tolist() for block_s in blocks_s)
         for number, (arrival_s, pair) in enumerate(zip(times_s, self.lengths, strict=True)):
-            yield Request(number, arrival_s, pair.input_tokens, pair.output_tokens)
+            yield Request(
+                number,
+                arrival_s,
+                pair.input_tokens,
+                pair.output_tokens,
+                pair.output_limit_tokens,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +75,14 @@ class TraceRequests:
     """Requests of a trace; every iteration reads the file again."""
 
     source: TraceSource
+    output_limit_tokens: int | None = None
 
     def __iter__(self) -> Iterator[Request]:
-        return read_trace(self.source)
+        requests = read_trace(self.source)
+        limit = self.output_limit_tokens
+        if limit is None:
+            return requests
+        return (replace(request, output_limit_tokens=limit) for request in requests)
 
 
 def build_load(traffic: TrafficSpec, point: LoadPoint, seed: int) -> Load:
@@ -81,15 +93,22 @@ def build_load(traffic: TrafficSpec, point: LoadPoint, seed: int) -> Load:
     if traffic.kind == "trace":
         if traffic.trace is None:
             raise BadInputError("traffic.path: kind trace needs the path of a trace file")
-        return OpenLoad(TraceRequests(traffic.trace))
+        requests = TraceRequests(traffic.trace, traffic.output_limit_tokens)
+        return OpenLoad(requests, traffic.timeout_s)
     streams = _Streams.from_seed(seed)
-    lengths = SampledLengths(traffic.input_tokens, traffic.output_tokens, traffic.requests, streams)
+    lengths = SampledLengths(
+        traffic.input_tokens,
+        traffic.output_tokens,
+        traffic.requests,
+        streams,
+        traffic.output_limit_tokens,
+    )
     if traffic.kind in ("poisson", "gamma"):
-        return OpenLoad(OpenRequests(_arrivals(traffic, point), lengths))
+        return OpenLoad(OpenRequests(_arrivals(traffic, point), lengths), traffic.timeout_s)
     if point.concurrency is None:
         raise BadInputError(f"traffic.concurrency: kind {traffic.kind} needs a number of requests")
     if traffic.kind == "closed":
-        return ClosedLoad(point.concurrency, lengths)
+        return ClosedLoad(point.concurrency, lengths, traffic.timeout_s)
     if traffic.kind == "resident":
         return ResidentLoad(point.concurrency, lengths)
     raise BadInputError(f"traffic.kind: unknown kind {traffic.kind!r}")

@@ -17,6 +17,7 @@ class Lengths:
 
     input_tokens: int
     output_tokens: int
+    output_limit_tokens: int | None = None  # as of `Request`
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,6 @@ class ResidentLoad:
 
     concurrency: int
     lengths: Iterable[Lengths]
-    timeout_s: float | None = None
 
 
 Load = OpenLoad | ClosedLoad | ResidentLoad

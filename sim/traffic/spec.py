@@ -40,6 +40,8 @@ class TrafficSpec:
     output_tokens: LengthDistribution = field(default=Constant(1))
     requests: int = 1
     trace: TraceSource | None = None
+    timeout_s: float | None = None  # after which a client gives a request up
+    output_limit_tokens: int | None = None  # that clients allow at least; None: what they get
 
     def points(self) -> tuple[LoadPoint, ...]:
         """List the points of the curve in the order they are simulated."""

@@ -21,15 +21,15 @@ JsonObject = dict[str, Any]
 
 def json_text(data: Mapping[str, Any]) -> str:
     """Return one JSON object; numbers that are not finite become null."""
-    return json.dumps(_plain(data), indent=2, allow_nan=False)
+    return json.dumps(plain(data), indent=2, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Replace numpy numbers, mappings and sequences by JSON's own."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     if hasattr(value, "item"):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -83,10 +83,10 @@ def write_folder(
     `runs` and `records` are by variant; "" is the scenario itself. The summary comes last: where it
     is, the rest is complete.
     """
-    _make(folder)
+    make_folder(folder)
     for variant, frames in records.items():
         for point, frame in zip(runs[variant]["points"], frames, strict=True):
-            with whole_file(folder / f"{_stem('requests', variant, point)}.parquet") as file:
+            with whole_file(folder / f"{point_stem('requests', variant, point)}.parquet") as file:
                 frame.to_parquet(file, index=False)
     with whole_file(folder / "points.csv") as file:
         _write_points(file, runs)
@@ -95,18 +95,19 @@ def write_folder(
 
 def write_summary(folder: Path, summary: JsonObject) -> None:
     """Write summary.json, making the folder where it is missing."""
-    _make(folder)
+    make_folder(folder)
     write_text(folder / "summary.json", json_text(summary) + "\n")
 
 
-def _make(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Make the folder of --out, and those above it, where they are missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInputError(f"--out {folder}: cannot be made: {error.strerror}") from error
 
 
-def _stem(first: str, variant: str, point: Mapping[str, Any]) -> str:
+def point_stem(first: str, variant: str, point: Mapping[str, Any]) -> str:
     """Name a point's file, such as `requests_colocated_rate_2`."""
     parts = [first, variant]
     if point.get("concurrency") is not None:
@@ -119,7 +120,7 @@ def _stem(first: str, variant: str, point: Mapping[str, Any]) -> str:
 
 def _write_points(file: Path, runs: Mapping[str, JsonObject]) -> None:
     rows = [
-        {"variant": variant, **_flat(_plain(point))} if variant else _flat(_plain(point))
+        {"variant": variant, **flattened(plain(point))} if variant else flattened(plain(point))
         for variant, report in runs.items()
         for point in report["points"]
     ]
@@ -130,11 +131,13 @@ def _write_points(file: Path, runs: Mapping[str, JsonObject]) -> None:
         writer.writerows(rows)
 
 
-def _flat(data: Mapping[str, Any], prefix: str = "") -> JsonObject:
+def flattened(data: Mapping[str, Any], prefix: str = "") -> JsonObject:
     """Return nested mappings as one with dotted keys."""
     flat: JsonObject = {}
     for key, value in data.items():
         flat |= (
-            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+            flattened(value, f"{prefix}{key}.")
+            if isinstance(value, dict)
+            else {prefix + key: value}
         )
     return flat

@@ -58,6 +58,9 @@ _COLUMNS = (
     _Column("within SLO", ("slo.attainment",), _percent),
     _Column("completed", ("requests.completed",), _whole),
     _Column("rejected", ("requests.rejected",), _whole),
+    _Column("timed out", ("requests.timed_out",), _whole),
+    _Column("aborted", ("requests.aborted",), _whole),
+    _Column("retracted", ("requests.retractions",), _whole),
 )
 _LEFT_OUT_FIRST = (  # where the terminal is too narrow for all
     "ITL p95",
@@ -67,7 +70,7 @@ _LEFT_OUT_FIRST = (  # where the terminal is too narrow for all
     "e2e p50 / p95",
     "within SLO",
 )
-_ONLY_WHEN_NOT_ZERO = ("rejected",)
+_ONLY_WHEN_NOT_ZERO = ("rejected", "timed out", "aborted", "retracted")
 
 
 def print_simulation(console: Console, runs: Mapping[str, Json]) -> None:
@@ -187,6 +190,30 @@ def _print_memory_lines(console: Console, variant: str, report: Json) -> None:
     ceiling = figure(report, "ceilings.memory_concurrency")
     if ceiling is not None:
         console.print(f"  memory allows {ceiling:,.0f} concurrent requests", soft_wrap=True)
+    line = _objectives_line(report.get("ceilings", {}))
+    if line is not None:
+        console.print(f"  {line}", soft_wrap=True)
+
+
+def _objectives_line(ceilings: Json) -> str | None:
+    """Say how far the objectives let the load go; None where there are none to meet."""
+    binds = ceilings.get("binds")
+    stops = "nothing that was tried stops more" if binds == "none" else f"{binds} stops more"
+    users, rate_per_s = ceilings.get("slo_concurrency"), ceilings.get("slo_rate_per_s")
+    searched = "probes" in ceilings
+    if users is not None:
+        found = f"objectives allow {users:,.0f} concurrent requests"
+    elif rate_per_s is not None:
+        found = f"objectives allow {rate_per_s:.3g} requests per s"
+    elif searched:
+        return f"no load that was tried meets the objectives: {binds} fails"
+    else:
+        return None
+    if not searched:
+        found += ", of the loads above"
+    if ceilings.get("monotone") is False:
+        stops += "; not sure, for a smaller load failed or a larger one held"
+    return f"{found}; {stops}"
 
 
 def _memory_line(memory: Json) -> str:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tonnage.scenarios.catalogue import scenario_names
+from tonnage import scenarios
+from tonnage.scenarios.catalogue import load_model, scenario_names
 from tonnage.scenarios.load import load_scenario, load_variants, parse_scenario
-from tonnage.sim.domain import BadInputError, Objective, ParallelLayout
+from tonnage.sim.domain import BadInputError, Objective, ParallelLayout, SpeculationSpec
 from tonnage.sim.traffic.lengths import Constant, Empirical, LogNormal, Uniform
 from tonnage.sim.traffic.spec import LoadPoint
 
@@ -229,9 +230,7 @@ def test_a_mistake_names_file_field_and_mend(data: dict[str, Any], expected: str
     ("data", "accepted"),
     [
         ({"pools": {"serve": {"integrity": "batched"}}}, "use none"),
-        ({"pools": {"serve": {"speculation": {"accept_length": 2.6}}}}, "only 1.0 is"),
         ({"traffic": {"kind": "sessions"}}, "closed, resident, poisson, gamma, trace"),
-        ({"traffic": {"timeout": "30s"}}, "only null is"),
         ({"router": {"policy": "cache_aware"}}, "round_robin, random, least_requests, token_aware"),
         ({"router": {"affinity": "session"}}, "use none"),
         ({"cache": {"gpu": True}}, "use false"),
@@ -241,6 +240,117 @@ def test_a_mistake_names_file_field_and_mend(data: dict[str, Any], expected: str
 )
 def test_what_is_not_there_is_refused_not_ignored(data: dict[str, Any], accepted: str) -> None:
     assert accepted in message(data)
+
+
+# --- speculation --------------------------------------------------------------------------------
+
+
+def speculating(**fields: object) -> dict[str, Any]:
+    return {"pools": {"serve": {"speculation": fields}}}
+
+
+def speculation_of(data: dict[str, Any], model: str = "glm-5.2") -> SpeculationSpec | None:
+    pool = parse_scenario(data).pools.named()["serve"]
+    return pool.speculation.spec(load_model(model))
+
+
+def test_without_draft_tokens_there_is_no_speculation() -> None:
+    assert speculation_of({}) is None
+    assert speculation_of(speculating(accept_length=1.0, draft="mtp")) is None
+
+
+def test_a_mean_becomes_a_distribution() -> None:
+    spec = speculation_of(speculating(accept_length=2.952, draft_tokens=3, draft="mtp"))
+    assert spec is not None
+    assert (spec.draft, spec.draft_tokens, spec.draft_model) == ("mtp", 3, None)
+    assert spec.accept_probabilities == pytest.approx((0.2, 0.16, 0.128, 0.512))
+    assert spec.accept_length == pytest.approx(2.952)
+
+
+def test_a_distribution_replaces_the_mean() -> None:
+    given = {"draft_tokens": 2, "draft": "free", "accept_distribution": [0.5, 0.2, 0.3]}
+    spec = speculation_of(speculating(**given))
+    assert spec is not None
+    assert spec.accept_probabilities == (0.5, 0.2, 0.3)
+    assert speculation_of(speculating(**given, accept_length=1.8)) == spec
+    scenario = parse_scenario(speculating(**given))
+    assert scenario.resolved()["pools"]["serve"]["speculation"]["accept_length"] == 1.8
+    assert parse_scenario(scenario.resolved()).resolved() == scenario.resolved()
+
+
+def test_a_draft_may_be_a_model(tmp_path: Path) -> None:
+    data = speculating(accept_length=2.0, draft_tokens=2, draft="llama-3.1-8b")
+    spec = speculation_of(data, "llama-3.1-70b")
+    assert spec is not None
+    assert spec.draft == "model"
+    assert spec.draft_model == load_model("llama-3.1-8b")
+    shipped = Path(scenarios.__file__).parent / "models" / "llama-3.1-8b.json"
+    (tmp_path / "config.json").write_bytes(shipped.read_bytes())
+    data = speculating(accept_length=2.0, draft_tokens=2, draft=str(tmp_path))
+    spec = speculation_of(data, "llama-3.1-70b")
+    assert spec is not None
+    assert spec.draft_model is not None
+    assert spec.draft_model.layers == load_model("llama-3.1-8b").layers
+    with pytest.raises(BadInputError, match=r"^draft: there is no model .* mean 'llama-3\.1-8b'"):
+        speculation_of(speculating(draft_tokens=2, draft="llama-3.1-8"))
+
+
+def test_mtp_needs_a_checkpoint_that_carries_it() -> None:
+    mtp = speculating(accept_length=1.8, draft_tokens=1, draft="mtp")
+    with pytest.raises(BadInputError, match=r"kimi-k2\.6 carries no MTP.*glm-5\.2 do.*eagle3"):
+        speculation_of(mtp, "kimi-k2.6")
+    assert speculation_of(mtp, "glm-5.2") is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"accept_length": 2.6}, "accept_length: 2.6 is more than the 1 that 0 draft tokens can"),
+        ({"accept_length": 4.5, "draft_tokens": 3, "draft": "mtp"}, "use draft_tokens 4 or more"),
+        ({"accept_length": 0.5, "draft_tokens": 3, "draft": "mtp"}, "accept_length: 0.5 is below"),
+        ({"accept_length": 2, "draft_tokens": 3}, "draft: missing; say what guesses the tokens"),
+        ({"draft_tokens": -1}, "draft_tokens: must be greater than or equal to 0"),
+        ({"draft_token": 3}, "draft_token: unknown field; did you mean 'draft_tokens'?"),
+        (
+            {"draft_tokens": 2, "draft": "free", "accept_distribution": [0.5, 0.5]},
+            "accept_distribution: has 2 probabilities; draft_tokens 2 needs 3",
+        ),
+        (
+            {"draft_tokens": 1, "draft": "free", "accept_distribution": [0.5, 0.4]},
+            "accept_distribution: sums to 0.9; probabilities sum to 1",
+        ),
+        (
+            {"draft_tokens": 1, "draft": "free", "accept_distribution": [1.5, -0.5]},
+            "accept_distribution.0: must be less than or equal to 1",
+        ),
+        (
+            {"draft_tokens": 1, "draft": "free", "accept_distribution": 0.5},
+            "accept_distribution: 0.5 is not a list; write it like",
+        ),
+        (
+            {
+                "draft_tokens": 1,
+                "draft": "free",
+                "accept_distribution": [0.5, 0.5],
+                "accept_length": 1.7,
+            },
+            "accept_length: 1.7 is not the mean of accept_distribution, 1.5; remove one",
+        ),
+    ],
+)
+def test_a_mistake_about_speculation_is_named(fields: dict[str, object], expected: str) -> None:
+    text = message(speculating(**fields))
+    assert text.startswith("mine.yaml: pools.serve.speculation.")
+    assert expected in text
+    assert "\n" not in text
+
+
+def test_a_prefill_pool_does_not_speculate() -> None:
+    speculation = {"accept_length": 2.0, "draft_tokens": 3, "draft": "eagle3"}
+    text = message({"pools": {"prefill": {"speculation": speculation}, "decode": {}}})
+    assert "pools.prefill.speculation.draft_tokens: a prefill pool makes no tokens" in text
+    split = {"prefill": {}, "decode": {"speculation": speculation}}
+    assert parse_scenario({"pools": split}).pools.named()["decode"].speculation.draft == "eagle3"
 
 
 def test_unknown_names_name_the_nearest() -> None:
@@ -286,3 +396,13 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         load_scenario(tmp_path)
     with pytest.raises(BadInputError, match=r"no scenario named .*did you mean 'mooncake-trace'"):
         load_scenario("mooncake-trac")
+
+
+def test_a_timeout_is_a_time_and_not_for_requests_that_never_arrive() -> None:
+    asked = parse_scenario({"traffic": {"timeout": "30s", "output_limit_tokens": 4096}})
+    assert asked.traffic_spec().timeout_s == 30.0
+    assert asked.traffic_spec().output_limit_tokens == 4096
+    assert "traffic.timeout" in message({"traffic": {"timeout": "0s"}})
+    traffic = {"kind": "resident", "timeout": "30s"}
+    pools = {"decode": {"kv": "bf16"}}
+    assert "no client waits" in message({"traffic": traffic, "pools": pools})

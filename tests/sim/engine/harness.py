@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tonnage.sim.domain import FloatArray, LinkSpec, Request, Step
+from tonnage.sim.domain import FloatArray, LinkSpec, Request, SpeculationSpec, Step
 from tonnage.sim.engine.fleet import Deployment, PoolPlan
 from tonnage.sim.engine.instance import Executor
 from tonnage.sim.serving.build import SchedulerSpec
@@ -25,9 +25,12 @@ class AffineTimes:
 
     def run(self, step: Step, max_steps: int) -> FloatArray:
         sequences = step.decode_requests
+        growth = step.decode_context_growth
         seconds = self.base_s + self.per_sequence_s * sequences
         seconds += self.per_prompt_token_s * sum(chunk.new_tokens for chunk in step.prefill_chunks)
-        read = step.decode_context_sum + sequences * np.arange(float(max_steps))
+        seconds += self.per_sequence_s * sequences * (step.query_tokens - 1)
+        growth = sequences if growth is None else growth
+        read = step.decode_context_sum + growth * np.arange(float(max_steps))
         return seconds + self.per_context_token_s * read
 
 
@@ -44,6 +47,7 @@ def colocated(
     policy: Policy = PLAIN,
     ranks: int = 1,
     stages: int = 1,
+    speculation: SpeculationSpec | None = None,
 ) -> Deployment:
     scheduling = SchedulerSpec(
         kv_tokens,
@@ -52,6 +56,7 @@ def colocated(
         replace(policy, mixed=mixed or policy.mixed),
         ranks=ranks,
         stages=stages,
+        speculation=speculation,
     )
     plan = PoolPlan("serve", instances, scheduling, kv_tokens // ranks, times or AffineTimes())
     return Deployment({"serve": plan}, router, None, None)
@@ -71,6 +76,7 @@ def disaggregated(
     policy: Policy = PLAIN,
     ranks: int = 1,
     stages: int = 1,
+    speculation: SpeculationSpec | None = None,
     restore_s_per_token: float = 0.0,
 ) -> Deployment:
     scheduling = SchedulerSpec(
@@ -80,6 +86,7 @@ def disaggregated(
         policy,
         ranks=ranks,
         stages=stages,
+        speculation=speculation,
     )
     executor, longest = times or AffineTimes(), kv_tokens // ranks
     plans = {

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.sim.engine.harness import AffineTimes, colocated, disaggregated, poisson_requests
-from tonnage.sim.domain import BadInputError, Request
+from tonnage.sim.domain import BadInputError, Request, SpeculationSpec
 from tonnage.sim.engine.fleet import Deployment
 from tonnage.sim.engine.simulate import simulate
 from tonnage.sim.results.run import RunResult
@@ -32,6 +32,10 @@ POLICIES = (
 )
 
 
+NO_GAIN = SpeculationSpec(0, (1.0,))
+THREE_DRAFTS = SpeculationSpec(3, (0.4, 0.3, 0.1, 0.2))
+
+
 @st.composite
 def deployments(draw: st.DrawFn) -> Deployment:
     memory = {
@@ -44,6 +48,7 @@ def deployments(draw: st.DrawFn) -> Deployment:
         "policy": draw(st.sampled_from(POLICIES)),
         "ranks": draw(st.sampled_from([1, 1, 2, 3])),
         "stages": draw(st.sampled_from([1, 1, 1, 2])),
+        "speculation": draw(st.sampled_from([None, None, NO_GAIN, THREE_DRAFTS])),
     }
     if draw(st.booleans()):
         return colocated(draw(st.integers(1, 3)), **memory)
@@ -77,7 +82,10 @@ def offered(load: Load) -> int:
 def assert_same(fast: RunResult, exact: RunResult) -> None:
     assert fast.records.frame().equals(exact.records.frame())  # to the bit
     assert fast.makespan_s == exact.makespan_s
-    assert fast.steady_decode_tokens_per_s == exact.steady_decode_tokens_per_s
+    # Whole numbers of tokens unless requests speculate: then their sum has its rounding.
+    assert (fast.steady_decode_tokens_per_s or 0.0) == pytest.approx(
+        exact.steady_decode_tokens_per_s or 0.0, rel=1e-12
+    )
     assert fast.gaps.count == exact.gaps.count
     if fast.gaps.count:
         assert fast.gaps.mean() == pytest.approx(exact.gaps.mean(), rel=1e-9)
@@ -216,3 +224,33 @@ def test_arrivals_out_of_order_are_refused() -> None:
 
 def test_an_empty_load_ends_at_once() -> None:
     assert len(simulate(colocated(), OpenLoad([])).records) == 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(deployments(), loads(), st.integers(0, 3))
+def test_speculation_that_gains_nothing_changes_nothing(
+    deployment: Deployment, load: Load, seed: int
+) -> None:
+    """One token per step and no draft: the batch that draws its steps is the one that counts."""
+    runs = []
+    for speculation in (None, NO_GAIN):
+        pools = {
+            role: replace(plan, scheduling=replace(plan.scheduling, speculation=speculation))
+            for role, plan in deployment.pools.items()
+        }
+        runs.append(simulate(replace(deployment, pools=pools), load, seed=seed))
+    assert_same(*runs)
+    assert runs[0].gaps.mean() == runs[1].gaps.mean() or not runs[0].gaps.count
+
+
+def test_speculation_commits_its_mean_accepted_length_per_step() -> None:
+    """4 x 0.2 + 3 x 0.1 + 2 x 0.3 + 0.4 = 2.1 tokens per step of 10 ms."""
+    times = AffineTimes(0.01, 0.0, 0.0, 0.0)
+    deployment = disaggregated(times=times, speculation=THREE_DRAFTS)
+    run = simulate(deployment, OpenLoad([Request(0, 0.0, 10, 20_001)]))
+    tpot_s = run.records.tpot_s()[0]
+    assert tpot_s == pytest.approx(0.01 / 2.1, rel=0.02)
+    assert run.gaps.count == 20_000
+    assert run.gaps.mean() == pytest.approx(tpot_s, rel=1e-3)
+    assert run.gaps.quantile(0.4) < 1e-4  # came with another token
+    assert run.gaps.quantile(0.6) == pytest.approx(0.01, rel=0.01)

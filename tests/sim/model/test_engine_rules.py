@@ -125,12 +125,23 @@ def test_captured_batch_sizes() -> None:
     assert plain[:7] == (1, 2, 4, 8, 12, 16, 24)
     assert plain[-1] == 512
     assert captured_batch_sizes(SGLANG, h200, 2, 2048)[-1] == 256
-    speculating = captured_batch_sizes(SGLANG, h200, 8, 2048, speculating=True)
+    speculating = captured_batch_sizes(SGLANG, h200, 8, 2048, query_tokens=4)
     assert speculating[:10] == (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
     assert captured_batch_sizes(SGLANG, h200, 8, 100)[-1] == 100
     vllm = captured_batch_sizes(VLLM, load_gpu("rtx-4090"), 1, 256)
     assert vllm[:6] == (1, 2, 4, 8, 16, 24)
     assert (vllm[-1], len(vllm)) == (512, 51)
+
+
+def test_vllm_captures_multiples_of_the_tokens_of_a_request() -> None:
+    """1, 2, 4, 8, 16 ... 512 tokens, rounded up to requests of three or four; 513 is dropped."""
+    gpu = load_gpu("h100-sxm")
+    four = captured_batch_sizes(VLLM, gpu, 1, 1024, query_tokens=4)
+    assert four[:6] == (1, 2, 4, 6, 8, 10)
+    assert four[-1] == 128
+    three = captured_batch_sizes(VLLM, gpu, 1, 1024, query_tokens=3)
+    assert three[:6] == (1, 2, 3, 6, 8, 11)
+    assert three[-1] == 166
 
 
 def test_captured_prefill_sizes_end_at_the_chunk() -> None:
@@ -143,10 +154,10 @@ def test_captured_prefill_sizes_end_at_the_chunk() -> None:
     running=st.integers(1, 5000),
     tp=st.sampled_from([1, 2, 4, 8]),
     engine=st.sampled_from([SGLANG, VLLM]),
-    speculating=st.booleans(),
+    query=st.integers(1, 8),
 )
-def test_captured_sizes_rise(running: int, tp: int, engine: EngineSpec, speculating: bool) -> None:
-    sizes = captured_batch_sizes(engine, load_gpu("h200-sxm"), tp, running, speculating)
+def test_captured_sizes_rise(running: int, tp: int, engine: EngineSpec, query: int) -> None:
+    sizes = captured_batch_sizes(engine, load_gpu("h200-sxm"), tp, running, query)
     assert list(sizes) == sorted(set(sizes))
     assert sizes[0] >= 1
     assert sizes[-1] <= 512

@@ -17,6 +17,7 @@ from tonnage.sim.domain import (
     ParallelLayout,
     PoolSpec,
     Role,
+    SpeculationSpec,
 )
 from tonnage.sim.model.budget import cuda_visible_bytes
 from tonnage.sim.model.engine_rules import (
@@ -55,7 +56,7 @@ def memory_of(
     weights: str = "native",
     role: str = "decode",
     raises: bool = True,
-    draft: bool = False,
+    speculation: SpeculationSpec | None = None,
 ) -> PoolMemory:
     model, gpu = with_weights(load_model(name), weights), load_gpu(gpu_name)
     running = default_max_running_requests(engine, gpu, model)
@@ -68,9 +69,10 @@ def memory_of(
         page_tokens=default_page_tokens(engine, model, gpu, kv),
         chunk_tokens=default_chunk_tokens(engine, gpu),
         max_running_requests=running * layout.attention_dp,
+        speculation=speculation,
     )
     calculate = pool_memory if raises else estimate_pool_memory
-    return calculate(model, gpu, engine, pool, draft)
+    return calculate(model, gpu, engine, pool)
 
 
 # --- published pools ----------------------------------------------------------------------------
@@ -223,8 +225,9 @@ def test_duplicate_kv_heads_and_attention_dp_copies_are_itemised() -> None:
 
 
 def test_mtp_layers_are_loaded_when_speculating() -> None:
+    mtp = SpeculationSpec(1, (0.2, 0.8), "mtp")
     without = memory_of("glm-5.2", kv="fp8_e4m3")
-    speculating = memory_of("glm-5.2", kv="fp8_e4m3", draft=True)
+    speculating = memory_of("glm-5.2", kv="fp8_e4m3", speculation=mtp)
     assert speculating.weights_bytes_per_gpu > without.weights_bytes_per_gpu + GIB
     assert speculating.kv_bytes_per_token >= without.kv_bytes_per_token + 656
     assert speculating.checkpoint_bytes_per_gpu == without.checkpoint_bytes_per_gpu

@@ -82,12 +82,17 @@ class Segment:
         self._env = env
         self._turn = turn
         self.start_s = env.now
-        self.ticks = np.rint(durations_s * _TICKS_PER_S)
+        self.steps = len(durations_s)  # how many of them will be done
+        if self.steps == 1:
+            last = round(float(durations_s[0]) * _TICKS_PER_S)
+            self.ticks = self._cumulative = np.array([float(last)])
+        else:
+            self.ticks = np.rint(durations_s * _TICKS_PER_S)
+            self._cumulative = np.add.accumulate(self.ticks)
+            last = self._cumulative.item(-1)
         if not self.ticks.item(0) > 0:
             raise ValueError(f"a step must take time, not {durations_s[0]} s")
-        self._cumulative = np.add.accumulate(self.ticks)
-        self.steps = len(self.ticks)  # how many of them will be done
-        self.end = StepEnd(env, self._cumulative.item(-1) * TICK_S, turn)
+        self.end = StepEnd(env, last * TICK_S, turn)
 
     def end_of(self, step: int) -> float:
         """Return the instant at which the given step, counted from 1, ends."""
@@ -103,6 +108,8 @@ class Segment:
 
         A step that ends at this very instant is the last one until its instance has its turn.
         """
+        if self.steps == 1:
+            return 1
         elapsed_ticks = (self._env.now - self.start_s) * _TICKS_PER_S
         side: Literal["left", "right"] = "right" if self._env.had_turn(self._turn) else "left"
         return min(int(self._cumulative.searchsorted(elapsed_ticks, side=side)) + 1, self.steps)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from tonnage.sim.engine.clock import TICK_S, Segment
 from tonnage.sim.results.sketch import QuantileSketch
 
+_FEW_STEPS = 4  # one by one is faster
+
 
 class TokenGaps:
     """Collect the gaps that running sequences see, segment by segment.
@@ -33,16 +35,19 @@ class TokenGaps:
         `newcomers_s` holds the times of the last token before it of those sequences that were not
         in the step before.
         """
-        steps = segment.steps
-        if newcomers_s or self.last_token_s != segment.start_s:
+        steps, start_s = segment.steps, segment.start_s
+        done = 0  # steps whose gaps are not simply their durations
+        if newcomers_s or self.last_token_s != start_s:
+            done = 1
             first_end_s = segment.end_of(1)
             for then_s in newcomers_s:
                 self.sketch.add_one((first_end_s - then_s) / TICK_S)
             veterans = sequences - len(newcomers_s)
             if veterans:
                 self.sketch.add_one((first_end_s - self.last_token_s) / TICK_S, veterans)
-            if steps > 1:
-                self.sketch.add(segment.ticks[1:steps], sequences)
+        if steps - done > _FEW_STEPS:
+            self.sketch.add(segment.ticks[done:steps], sequences)
         else:
-            self.sketch.add(segment.ticks[:steps], sequences)
+            for ticks in segment.ticks[done:steps].tolist():
+                self.sketch.add_one(ticks, sequences)
         self.last_token_s = segment.end_of(steps)

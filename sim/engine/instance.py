@@ -150,13 +150,18 @@ class Instance:
         for sequence in plan.started:
             if sequence.prefill_start_s is None:
                 sequence.prefill_start_s = self._env.now
-        for rank, part in enumerate(plan.ranks or (plan,)):
-            for sequence in part.retracted:  # its last token is that of its batch, or on record
-                if sequence.last_token_s is None:
-                    sequence.last_token_s = self._gaps_of(number, rank).last_token_s
+        if plan.retracted:
+            self._note_last_tokens(number, plan)
         if plan.moved:
             self._listener.planned(self, plan)
         return plan
+
+    def _note_last_tokens(self, number: int, plan: Plan) -> None:
+        """Note when those that are retracted got their last token: with their batch, or before."""
+        for rank, part in enumerate(plan.ranks or (plan,)):
+            for sequence in part.retracted:
+                if sequence.last_token_s is None:
+                    sequence.last_token_s = self._gaps_of(number, rank).last_token_s
 
     def _wait(self) -> simpy.Event:
         event = self._env.event()

@@ -132,7 +132,9 @@ class DecodeBatch:
 
     def take_newcomers(self) -> list[Sequence]:
         """Return the sequences that joined since the last call."""
-        newcomers, self._newcomers = self._newcomers, []
+        newcomers = self._newcomers
+        if newcomers:
+            self._newcomers = []
         return newcomers
 
     def advance(self, steps: int) -> tuple[list[Sequence], list[Sequence]]:

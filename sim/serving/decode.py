@@ -58,6 +58,8 @@ class DecodeScheduler(ServeScheduler):
 
     def _let_in(self, plan: Plan, step_index: int) -> None:
         self._take_arrived(step_index)
+        if not (self._awaiting_pages or self._backed_up) or self._shut:
+            return
         empty = self.pool.used_pages == 0
         while self._backed_up and not self._shut:
             sequence = self._backed_up[0]
@@ -66,7 +68,7 @@ class DecodeScheduler(ServeScheduler):
             self._backed_up.popleft()
             empty = False
             self._holding[sequence.request.id] = sequence
-            plan.restored.append(sequence)
+            plan.restored = [*plan.restored, sequence]
         while self._awaiting_pages and not self._shut:
             sequence = self._awaiting_pages[0]
             if sequence.eligible_step > step_index or self._prompts.waiting:
@@ -78,10 +80,11 @@ class DecodeScheduler(ServeScheduler):
             self._awaiting_pages.popleft()
             empty = False
             self._holding[sequence.request.id] = sequence
-            plan.admitted.append(sequence)
+            plan.admitted = [*plan.admitted, sequence]
             if self._in_place:
                 self.join(sequence)
-        self._take_arrived(step_index)
+        if self._in_place:
+            self._take_arrived(step_index)
 
     def _take_arrived(self, step_index: int) -> None:
         while self._arrived and self._arrived[0].eligible_step <= step_index:
@@ -93,7 +96,8 @@ class DecodeScheduler(ServeScheduler):
         An empty instance takes its first sequence whatever the reserve.
         """
         pages = self.pool.pages_for(_kv_tokens(sequence))
-        fits = empty or self._needed_tokens(sequence) <= self._allocatable_tokens()
+        allocatable = self._allocatable_tokens(back=sequence.retractions > 0)
+        fits = empty or self._needed_tokens(sequence) <= allocatable
         if not fits or not self.pool.allocate(pages):
             self._shut_at = self.pool.times_given_back
             return False
@@ -102,7 +106,8 @@ class DecodeScheduler(ServeScheduler):
 
     def _needed_tokens(self, sequence: Sequence) -> int:
         policy = self.policy
-        needed = _kv_tokens(sequence) + policy.reserved_decode_tokens
+        pages = self.pool.pages_for(_kv_tokens(sequence))
+        needed = pages * self.pool.page_tokens + policy.reserved_decode_tokens
         if not policy.charges_outputs or sequence.retractions:
             return needed
         outputs = min(sequence.request.max_new_tokens, policy.output_charge_most)
@@ -112,33 +117,36 @@ class DecodeScheduler(ServeScheduler):
     def _retractable_tokens(self) -> int:
         return int(self._batch.contexts.sum())
 
-    def _allocatable_tokens(self) -> int:
-        """Return the tokens for new sequences: the free ones less a reserve for the others.
+    def _allocatable_tokens(self, *, back: bool) -> int:
+        """Return the tokens for another sequence: the free ones less a reserve for the others.
 
-        The reserve is so much for each that holds pages, or what the longest running one needs to
-        finish with all others retracted.
+        The reserve is so much for each that holds pages, or, unless the sequence comes back, what
+        the longest running one needs to finish with all others retracted.
         """
         policy = self.policy
         reserve = policy.reserved_decode_tokens * self.admitted
-        if policy.charges_outputs and len(self._batch):
+        if policy.charges_outputs and len(self._batch) and not back:
             longest = self._batch.longest_total_tokens(policy.output_charge_most)
             reserve = max(reserve, longest - self._retractable_tokens())
         return self.pool.free_tokens - reserve
 
     def _steps_to_let_in(self) -> int | None:
-        heads = [queue[0] for queue in (self._arrived, self._candidates()) if queue]
-        steps = [max(head.eligible_step - self._index, 0) for head in heads]
-        prompts = super()._steps_to_let_in()
-        if prompts is not None:
-            steps.append(prompts)
-        return min(steps) if steps else None
+        steps = super()._steps_to_let_in()
+        for queue in (self._arrived, self._awaiting_pages):
+            if queue and (queue is self._arrived or self._gives_pages()):
+                to_head = max(queue[0].eligible_step - self._index, 0)
+                steps = to_head if steps is None else min(steps, to_head)
+        return steps
 
-    def _candidates(self) -> deque[Sequence]:
-        """Return the sequences of which the next could get pages at a boundary."""
-        full = self.admitted >= self._limits.max_running_requests
-        if self._shut or self._backed_up or self._prompts.waiting or full:
-            return deque()
-        return self._awaiting_pages
+    def _gives_pages(self) -> bool:
+        """Tell whether the next sequence that waits for pages could get them at a boundary."""
+        if self._shut or self._backed_up or self._prompts.waiting:
+            return False
+        return self.admitted < self._limits.max_running_requests
+
+    def _has_work(self) -> bool:
+        waits = self._arrived or self._awaiting_pages or self._backed_up
+        return bool(waits) or super()._has_work()
 
     def _free_slots(self) -> int:
         held = len(self._holding) + len(self._arrived)

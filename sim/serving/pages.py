@@ -108,7 +108,10 @@ class PagePool:
         """Let the retained pages of an owner be anybody's."""
         if self.reusable_pages(owner):
             self._retained -= 1
-            self._append_nobodys(self._queue.pop(owner))
+            self._nobody -= 1
+            self._queue = OrderedDict(  # rebuilt, for the entry keeps its place
+                (self._nobody if key == owner else key, pages) for key, pages in self._queue.items()
+            )
 
     def _append_nobodys(self, pages: int) -> None:
         self._nobody -= 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from tonnage.sim.domain import Step
@@ -24,14 +24,14 @@ class Plan:
     decoding: int = 0
     tokens_per_step: float = 0.0
     batch_version: int = 0
-    started: list[Sequence] = field(default_factory=list)  # first prompt chunk
-    newcomers: list[Sequence] = field(default_factory=list)  # first decode step
-    retracted: list[Sequence] = field(default_factory=list)  # lost their pages
-    admitted: list[Sequence] = field(default_factory=list)  # were given pages for KV that will come
-    restored: list[Sequence] = field(default_factory=list)  # were given pages for KV backed up
-    failed: list[Sequence] = field(default_factory=list)  # aborted by the server
-    dropped: list[Sequence] = field(default_factory=list)  # aborted by their client
-    ranks: list[Plan] = field(default_factory=list)  # under attention-DP, what was joined
+    started: ListLike[Sequence] = ()  # first prompt chunk
+    newcomers: ListLike[Sequence] = ()  # first decode step
+    retracted: ListLike[Sequence] = ()  # lost their pages
+    admitted: ListLike[Sequence] = ()  # were given pages for KV that will come
+    restored: ListLike[Sequence] = ()  # were given pages for KV backed up
+    failed: ListLike[Sequence] = ()  # aborted by the server
+    dropped: ListLike[Sequence] = ()  # aborted by their client
+    ranks: ListLike[Plan] = ()  # under attention-DP, what was joined
 
     @property
     def moved(self) -> bool:
@@ -47,9 +47,9 @@ class Outcome:
     that are no longer in the batch; between two such tokens a client sees no gap.
     """
 
-    prefilled: list[Sequence] = field(default_factory=list)
-    finished: list[Sequence] = field(default_factory=list)
-    dropped: list[Sequence] = field(default_factory=list)
+    prefilled: ListLike[Sequence] = ()
+    finished: ListLike[Sequence] = ()
+    dropped: ListLike[Sequence] = ()
     tokens_together: int = 0
 
 

@@ -79,8 +79,10 @@ class PromptQueue:
         chosen: list[Chunk] = []
         if self.under_way is not None and budget_tokens > 0:
             self._continue(self.under_way, budget_tokens, chosen)
+            if room is not None and chosen:
+                room.charge(chosen[0])
         while self.under_way is None and slots > 0 and self._head_is_eligible(step_index):
-            left = budget_tokens - sum(chunk.tokens for chunk in chosen)
+            left = budget_tokens - sum(self._budget_tokens(chunk.tokens) for chunk in chosen)
             if chosen and self._policy.aligns_chunks and self._splits(left):
                 left -= left % self._pool.page_tokens
             if left <= 0:
@@ -97,9 +99,17 @@ class PromptQueue:
     def _head_is_eligible(self, step_index: int) -> bool:
         return bool(self.waiting) and self.waiting[0].eligible_step <= step_index
 
+    def _budget_tokens(self, tokens: int) -> int:
+        """Return what a chunk takes of a step's budget: whole pages where chunks are aligned."""
+        if not self._policy.aligns_chunks:
+            return tokens
+        return -(-tokens // self._pool.page_tokens) * self._pool.page_tokens
+
     def _splits(self, budget_tokens: int) -> bool:
         """Tell whether the head would be cut: what fills up a step ends with a page."""
-        return self.waiting[0].remaining_input_tokens > budget_tokens
+        head = self.waiting[0]
+        reused = self._pool.reusable_pages(head.request.id) * self._pool.page_tokens
+        return self._budget_tokens(head.prompt_tokens - reused) > budget_tokens
 
     def _head_fits(self, room: OutputRoom | None) -> bool:
         head = self.waiting[0]
@@ -158,7 +168,9 @@ class PromptQueue:
 
     def take_started(self) -> list[Sequence]:
         """Return the prompts that started since the last call."""
-        started, self._started = self._started, []
+        started = self._started
+        if started:
+            self._started = []
         return started
 
 
@@ -173,17 +185,27 @@ class OutputRoom:
         self.empty = pool.used_pages == 0
 
     def take(self, sequence: Sequence, prompt_tokens: int, reusable_pages: int) -> bool:
-        """Charge a prompt and its outputs; an empty pool takes its first one in any case."""
+        """Charge a prompt, its outputs and a page; an empty pool takes its first in any case."""
         computed = prompt_tokens - reusable_pages * self._page_tokens
-        charged = -(-computed // self._page_tokens) * self._page_tokens
-        charged += min(
-            sequence.request.max_new_tokens - sequence.generated_tokens, self._output_most
-        )
-        if charged >= self._left_tokens and not self.empty:
+        promised = self._outputs(sequence) + self._page_tokens
+        if computed + promised >= self._left_tokens and not self.empty:
             return False
-        self._left_tokens -= charged
+        self._left_tokens -= self._whole_pages(computed) + promised
         self.empty = False
         return True
+
+    def charge(self, chunk: Chunk) -> None:
+        """Charge a chunk of the prompt under way, and with its last one the outputs."""
+        self._left_tokens -= self._whole_pages(chunk.tokens) + self._page_tokens
+        if chunk.is_last:
+            self._left_tokens -= self._outputs(chunk.sequence)
+
+    def _outputs(self, sequence: Sequence) -> int:
+        left = sequence.request.max_new_tokens - sequence.generated_tokens
+        return min(left, self._output_most)
+
+    def _whole_pages(self, tokens: int) -> int:
+        return -(-tokens // self._page_tokens) * self._page_tokens
 
 
 class NewTokenRatio:
@@ -202,16 +224,16 @@ class NewTokenRatio:
     @property
     def value(self) -> float:
         """The ratio now."""
-        return max(self._from - self._decay_per_step * self._steps, self._least)
+        return max(self._from - self._decay_per_step * max(self._steps, 0), self._least)
 
     def decoded(self, steps: int) -> None:
-        """Take in decode steps without retraction."""
+        """Take in decode steps; that of a retraction does not count."""
         self._steps += steps
 
     def retracted(self, generated: int, allowed: int, requests: int, ahead_steps: int) -> None:
         """Set the ratio from the requests that stay."""
         self._from = min(1.0, (generated + ahead_steps * requests) / (allowed + 1))
-        self._steps = 0
+        self._steps = -1  # the step at hand is taken in next
 
     def reset(self) -> None:
         """Start anew, as an idle engine does."""
@@ -220,6 +242,8 @@ class NewTokenRatio:
 
 def prompt_chunks(chunks: list[Chunk]) -> tuple[PromptChunk, ...]:
     """Return the chunks as the cost model sees them."""
+    if not chunks:
+        return ()
     return tuple(PromptChunk(chunk.tokens, chunk.past_tokens) for chunk in chunks)
 
 

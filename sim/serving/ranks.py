@@ -118,7 +118,7 @@ class Ranks(Generic[Kind]):
         return joint
 
 
-def _all(lists: Iterable[list[Sequence]]) -> list[Sequence]:
+def _all(lists: Iterable[ListLike[Sequence]]) -> list[Sequence]:
     return list(chain.from_iterable(lists))
 
 

@@ -144,19 +144,26 @@ class ServeScheduler:
     def look(self) -> Plan:
         """Plan with what is known by now, which lags behind what has happened."""
         plan = Plan()
-        self._drop_aborted(plan)
+        if self._aborts:
+            self._drop_aborted(plan)
         self._plan(plan, self._index)
         self._close(plan)
         return plan
 
     def look_again(self, plan: Plan) -> None:
         """Complete an empty plan with all that has happened: an idle engine looks at once."""
+        if not self._has_work():
+            return
         self._release(self._batch.flush())
         self._plan(plan, ANY_STEP)
         self._close(plan)
 
+    def _has_work(self) -> bool:
+        """Tell whether there is anything here that could run or leave."""
+        return bool(self._prompts.waiting) or self._batch.places > 0
+
     def _close(self, plan: Plan) -> None:
-        plan.started += self._prompts.take_started()
+        plan.started = self._prompts.take_started()
         plan.batch_version = self._batch.version
         if plan.step is None:
             self._ratio.reset()
@@ -178,30 +185,33 @@ class ServeScheduler:
         """Let in what needs no prompt computed; nothing does here."""
 
     def _plan_prompts_first(self, plan: Plan, step_index: int) -> None:
-        room = self._output_room() if self.policy.charges_outputs and self._has_head() else None
-        self._chunks = self._prompts.chunks(
-            self._limits.chunk_tokens, self._free_slots(), step_index, room
-        )
+        prompts = self._prompts
+        self._chunks = []
+        if prompts.waiting or prompts.under_way is not None:
+            charged = self.policy.charges_outputs and prompts.waiting and not prompts.shut
+            room = self._output_room() if charged else None
+            budget, slots = self._limits.chunk_tokens, self._free_slots()
+            self._chunks = prompts.chunks(budget, slots, step_index, room)
         if not self._chunks:
-            self._make_room(plan)
-            self._take_pages()
+            self._take_pages(plan)
         self._set_step(plan, decodes=not self._chunks and len(self._batch) > 0)
 
     def _plan_mixed(self, plan: Plan, step_index: int) -> None:
-        retracted = self._make_room(plan)
-        self._take_pages()  # before any prompt does
+        retracted = self._take_pages(plan)  # before any prompt does
         slots = 0 if retracted else self._free_slots()
         budget = self._limits.chunk_tokens - len(self._batch)
         self._chunks = self._prompts.chunks(budget, slots, step_index)
         self._set_step(plan, decodes=len(self._batch) > 0)
 
-    def _take_pages(self) -> None:
-        """Allocate what the batch needs for one step; `_make_room` saw to it that it is there."""
+    def _take_pages(self, plan: Plan) -> bool:
+        """Allocate what the batch needs for one step; tell whether others lost pages for it."""
+        self._pages_taken = self._batch.contexts.pages_for_steps(1)
+        if self.pool.allocate(self._pages_taken):
+            return False
+        self._make_room(plan)
         self._pages_taken = self._batch.contexts.pages_for_steps(1)
         self.pool.allocate(self._pages_taken)
-
-    def _has_head(self) -> bool:
-        return bool(self._prompts.waiting) and not self._prompts.shut
+        return True
 
     def _free_slots(self) -> int:
         if self._prompts.shut:
@@ -226,7 +236,6 @@ class ServeScheduler:
             plan.decoding = batch.live
             plan.tokens_per_step = self._tokens_per_step()
             plan.newcomers = batch.take_newcomers()
-        if decodes:
             contexts = batch.contexts
             plan.step = Step(
                 contexts.tokens(),
@@ -252,18 +261,16 @@ class ServeScheduler:
 
     def _steps_to_let_in(self) -> int | None:
         """Return the steps until a waiting request could be let in; None: not before a change."""
-        if self._free_slots() <= 0:
+        if not self._prompts.waiting or self._free_slots() <= 0:
             return None
         return self._prompts.steps_to_head(self._index)
 
     # --- running out of pages -------------------------------------------------------------------
 
-    def _make_room(self, plan: Plan) -> bool:
-        """Take pages from sequences until the others can take one more step; tell whether any."""
+    def _make_room(self, plan: Plan) -> None:
+        """Take pages from sequences until the others can take one more step."""
         batch = self._batch
-        retracted = False
         while len(batch) and batch.contexts.pages_for_steps(1) > self.pool.free_pages:
-            retracted = True
             if self.policy.mixed and self._prompts.under_way is not None:
                 self._prompts.drop_under_way(first=True)  # it is the latest to be let in
                 continue
@@ -272,20 +279,15 @@ class ServeScheduler:
                 self._release(batch.flush())
                 continue
             victim = self._victim(live)
-            if len(live) == 1 and self.policy.aborts_last and not self._shares_pool:
+            if len(batch) == 1 and self.policy.aborts_last and not self._shares_pool:
                 self._withdraw(victim, keep=False)
                 victim.aborted = _NO_PAGE
-                plan.failed.append(victim)
+                plan.failed = [*plan.failed, victim]
                 continue
             self._retract(victim)
-            plan.retracted.append(victim)
-        if retracted:
-            self._after_retraction()
-        return retracted
-
-    def _after_retraction(self) -> None:
-        generated, allowed = self._batch.output_tokens()
-        requests = self._batch.live
+            plan.retracted = [*plan.retracted, victim]
+        generated, allowed = batch.output_tokens()
+        requests = batch.live
         self._ratio.retracted(generated, allowed, requests, self.policy.retract_ahead_steps)
 
     def _victim(self, live: list[Sequence]) -> Sequence:
@@ -317,7 +319,7 @@ class ServeScheduler:
     def _drop_aborted(self, plan: Plan) -> None:
         for sequence in self._aborts:
             if self._drop(sequence):
-                plan.dropped.append(sequence)
+                plan.dropped = [*plan.dropped, sequence]
         self._aborts.clear()
 
     def _drop(self, sequence: Sequence) -> bool:
@@ -334,19 +336,24 @@ class ServeScheduler:
         outcome = Outcome()
         self._index += steps
         if self._decodes:
-            self.pool.allocate(self._batch.contexts.pages_for_steps(steps) - self._pages_taken)
+            if steps > 1:
+                needed = self._batch.contexts.pages_for_steps(steps)
+                self.pool.allocate(needed - self._pages_taken)
             self._ratio.decoded(steps)
             outcome.finished, left = self._batch.advance(steps)
         else:
             left = self._batch.stand_by(steps)
         outcome.tokens_together = self._batch.take_tokens_together()
-        self._release(left)
+        if left:
+            self._release(left)
+        if not self._chunks:
+            return outcome
         for sequence in commit_chunks(self._chunks):
             if sequence.gave_up:  # while its chunk was on its way through a pipeline
                 self.pool.release(sequence.prompt_pages)
-                outcome.dropped.append(sequence)
+                outcome.dropped = [*outcome.dropped, sequence]
                 continue
-            outcome.prefilled.append(sequence)
+            outcome.prefilled = [*outcome.prefilled, sequence]
             self._complete_prompt(sequence, outcome)
         self._chunks = []
         return outcome
@@ -355,7 +362,7 @@ class ServeScheduler:
         if sequence.remaining_output_tokens:
             self._batch.join(sequence)
             return
-        outcome.finished.append(sequence)
+        outcome.finished = [*outcome.finished, sequence]
         if not self.lag_steps:
             self.pool.release(sequence.prompt_pages)
         elif self.policy.wasted_step:

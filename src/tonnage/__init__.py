@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["load_scenario", "memory", "simulate"]
+__all__ = ["load_scenario", "memory", "simulate", "sweep"]
 
 
 def __getattr__(name: str) -> Any:
@@ -13,6 +13,10 @@ def __getattr__(name: str) -> Any:
         from tonnage import api
 
         return getattr(api, name)
+    if name == "sweep":
+        from tonnage.sweep_run import sweep
+
+        return sweep
     if name == "load_scenario":
         from tonnage.scenarios.load import load_scenario
 

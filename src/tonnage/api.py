@@ -10,32 +10,37 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tonnage.point_runs import Bench
+from tonnage.point_runs import Progress as Progress
 from tonnage.scenarios.schema import Scenario
 from tonnage.scenarios.schema_pools import PoolSection, Role
-from tonnage.sim.cost.step_time import RooflineExecutor
-from tonnage.sim.domain import EngineSpec, GpuSpec, ModelSpec, PoolSpec
+from tonnage.sim.cost.draft import step_executor
+from tonnage.sim.domain import BadInputError, EngineSpec, GpuSpec, ModelSpec, PoolSpec
 from tonnage.sim.engine.fleet import Deployment, PoolPlan
-from tonnage.sim.engine.simulate import simulate as run_simulation
+from tonnage.sim.engine.instance import Executor
+from tonnage.sim.model.draft import draft_of
 from tonnage.sim.model.engine_rules import (
+    captured_batch_sizes,
     default_chunk_tokens,
     default_max_prefill_tokens,
     default_max_running_requests,
     default_page_tokens,
+    default_speculative_running_requests,
     rules_for,
 )
 from tonnage.sim.model.kv import KvShape, stage_kv_shapes
 from tonnage.sim.model.memory import PoolMemory, max_concurrency, pool_memory
 from tonnage.sim.model.requantise import with_weights
+from tonnage.sim.planning.load_search import LoadAxis
+from tonnage.sim.planning.verdict import Capacity
 from tonnage.sim.results import summary
 from tonnage.sim.results.run import RunResult
+from tonnage.sim.results.timeline import Timeline
 from tonnage.sim.serving.build import SchedulerSpec
 from tonnage.sim.serving.policy import policy_for
 from tonnage.sim.serving.scheduler import Limits
-from tonnage.sim.traffic.build import build_load
 from tonnage.sim.traffic.spec import LoadPoint, TrafficSpec
 from tonnage.sim.traffic.traces import read_trace
-
-Progress = Callable[[str, float], None]  # (what is under way, share done)
 
 _ROOFLINE_ASSUMPTION = (
     "step times: datasheet roofline, no launch, latency or engine overheads (a lower bound)"
@@ -61,20 +66,26 @@ class MemoryReport:
 
 @dataclass(frozen=True, slots=True)
 class PointReport:
-    """One point of the load: its figures and one row per request."""
+    """One point of the load: its figures, one row per request, and what instances did when."""
 
     figures: dict[str, Any]
     records: pd.DataFrame
+    timeline: Timeline | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationReport:
-    """What fits, what bounds the load, and every point simulated."""
+    """What fits, what bounds the load, and every point simulated.
+
+    `labels` and `capacity_pages`: name and KV pages of every instance by its number in a timeline.
+    """
 
     memory: MemoryReport
     ceilings: dict[str, Any]
     points: tuple[PointReport, ...]
     assumptions: tuple[str, ...]
+    labels: dict[int, str]
+    capacity_pages: dict[int, int]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of the `simulate` verb."""
@@ -95,30 +106,60 @@ def memory(scenario: Scenario) -> MemoryReport:
 
 
 def simulate(
-    scenario: Scenario, *, exact: bool = False, progress: Progress | None = None
+    scenario: Scenario,
+    *,
+    exact: bool = False,
+    replications: int = 1,
+    ceiling: bool = False,
+    progress: Progress | None = None,
+    timeline: bool = False,
 ) -> SimulationReport:
     """Simulate every point of a scenario; the same seed gives the same result.
 
-    `exact` steps token by token, slower and to the same figures. Raises as `memory` does.
+    `exact` steps token by token, slower and to the same figures. `replications` repeats each point
+    with the seeds that follow and reports means. `ceiling` tries further loads for the largest that
+    meets the objectives. `timeline` keeps what every instance did when (the first of replications).
+    Raises as `memory` does.
     """
+    if replications < 1:
+        raise BadInputError(f"replications: {replications}; write 1 or more")
     pools = _built_pools(scenario)
     traffic = scenario.traffic_spec()
     offered = _offered(traffic)
     tokens = offered.tokens_per_request
     deployment = _deployment(scenario, pools)
-    points = []
+    bench = Bench(
+        deployment=deployment,
+        axis=LoadAxis(traffic, _capacity(traffic, pools, tokens), offered.rate_per_s),
+        objectives=scenario.objectives(),
+        requests=offered.requests,
+        seeds=range(scenario.seed, scenario.seed + replications),
+        exact=exact,
+        progress=progress,
+    )
+    points, verdicts = [], []
     for point in traffic.points():
-        load = build_load(traffic, point, scenario.seed)
-        tell = _point_progress(traffic.kind, point, offered, progress)
-        run = run_simulation(deployment, load, seed=scenario.seed, exact=exact, progress=tell)
-        points.append(PointReport(_figures(scenario, pools, point, run), run.records.frame()))
-    holding = pools[_token_role(pools)]
-    instances = 1 if traffic.kind == "resident" else holding.spec.instances
-    ceilings = {"memory_concurrency": instances * _instance_concurrency(holding, tokens)}
+        drawn = Timeline() if timeline else None
+        runs = bench.runs(point, drawn)
+        figures = [_figures(scenario, pools, point, run) for run in runs]
+        points.append(PointReport(bench.combined(figures, runs), _frame(runs, bench.seeds), drawn))
+        verdicts.append(bench.verdict(runs))
     assumptions = (*_assumptions(scenario, pools), _ROOFLINE_ASSUMPTION)
     return SimulationReport(
-        _memory_report(scenario, pools, tokens), ceilings, tuple(points), assumptions
+        _memory_report(scenario, pools, tokens),
+        bench.ceilings(traffic.points(), verdicts, search=ceiling),
+        tuple(points),
+        assumptions,
+        *_numbered(deployment, runs[0]),
     )
+
+
+def ceiling(scenario: Scenario, *, progress: Progress | None = None) -> dict[str, Any]:
+    """Return the `ceilings` of a scenario: what memory holds, what meets the objectives.
+
+    Simulates the points of the scenario and others around them; raises as `memory` does.
+    """
+    return simulate(scenario, ceiling=True, progress=progress).ceilings
 
 
 # --- pools --------------------------------------------------------------------------------------
@@ -148,6 +189,9 @@ def _built_pool(
     page_tokens = section.page_tokens or default_page_tokens(engine, loaded, gpu, section.kv)
     ranks = section.attention_dp
     running = section.max_running_requests
+    speculation = scenario.speculation_spec(role)
+    if running is None and speculation is not None:
+        running = default_speculative_running_requests(engine)
     spec = PoolSpec(
         role=role,
         instances=section.instances,
@@ -157,6 +201,7 @@ def _built_pool(
         page_tokens=page_tokens,
         chunk_tokens=section.chunk_tokens or default_chunk_tokens(engine, gpu),
         max_running_requests=running or default_max_running_requests(engine, gpu, loaded) * ranks,
+        speculation=speculation,
     )
     fitted = pool_memory(loaded, gpu, engine, spec)
     if running is None:  # the engine's own limit follows from the pool that its memory leaves
@@ -188,14 +233,41 @@ def _plan(scenario: Scenario, pool: _BuiltPool) -> PoolPlan:
         extra_tokens=_extra_tokens(pool.memory),
         ranks=spec.layout.attention_dp,
         stages=spec.layout.pp,
+        speculation=spec.speculation,
+        seed=scenario.seed,
     )
     return PoolPlan(
         role=spec.role,
         instances=spec.instances,
         scheduling=scheduling,
         longest_request_tokens=pool.memory.longest_request_tokens,
-        executor=RooflineExecutor(pool.model, spec.layout, pool.gpu, spec.kv_format, engine.name),
+        executor=_executor(engine, pool),
         restore_s=_restore_s(pool),
+    )
+
+
+def _numbered(deployment: Deployment, run: RunResult) -> tuple[dict[int, str], dict[int, int]]:
+    """Return name and KV pages of the instances that ran, numbered as the engine does."""
+    labels: dict[int, str] = {}
+    pages: dict[int, int] = {}
+    for role, busy_s in run.busy_s.items():
+        scheduling = deployment.pools[role].scheduling
+        for index in range(len(busy_s)):
+            pages[len(labels)] = scheduling.ranks * scheduling.page_pool().capacity_pages
+            labels[len(labels)] = f"{role} {index}"
+    return labels, pages
+
+
+def _executor(engine: EngineSpec, pool: _BuiltPool) -> Executor:
+    spec = pool.spec
+    query_tokens = 1 if spec.speculation is None else spec.speculation.query_tokens
+    per_rank = max(1, spec.max_running_requests // spec.layout.attention_dp)
+    captured: tuple[int, ...] = ()
+    if spec.role != "prefill":
+        captured = captured_batch_sizes(engine, pool.gpu, spec.layout.tp, per_rank, query_tokens)
+    draft = draft_of(pool.model, spec.speculation)
+    return step_executor(
+        pool.model, spec.layout, pool.gpu, spec.kv_format, engine.name, captured, draft
     )
 
 
@@ -258,6 +330,7 @@ def _memory_figures(pool: _BuiltPool, tokens_per_request: int) -> dict[str, Any]
         "gpu_memory_bytes": fitted.gpu_memory_bytes,
         "checkpoint_bytes_per_gpu": fitted.checkpoint_bytes_per_gpu,
         "weights_bytes_per_gpu": fitted.weights_bytes_per_gpu,
+        "draft_weights_bytes_per_gpu": fitted.draft_weights_bytes_per_gpu,
         "weights_by_role": {role.value: size for role, size in fitted.weights_by_role.items()},
         "replicated_bytes_by_role": dict(fitted.replicated_bytes_per_gpu),
         "activation_bytes_per_gpu": fitted.activation_bytes,
@@ -282,6 +355,25 @@ def _instance_concurrency(pool: _BuiltPool, tokens: int) -> int:
     return min(max_concurrency(pool.memory, tokens), pool.spec.max_running_requests)
 
 
+def _capacity(traffic: TrafficSpec, pools: dict[Role, _BuiltPool], tokens: int) -> Capacity:
+    """Return how many requests of that length the pool that generates holds at once, and why."""
+    pool = pools[_token_role(pools)]
+    instances = 1 if traffic.kind == "resident" else pool.spec.instances
+    in_memory = max_concurrency(pool.memory, tokens) <= pool.spec.max_running_requests
+    limited_by = "memory" if in_memory else "max_running_requests"
+    return Capacity(instances * _instance_concurrency(pool, tokens), limited_by)
+
+
+def _frame(runs: list[RunResult], seeds: range) -> pd.DataFrame:
+    """Return one row per request; with several runs a column tells the seed."""
+    if len(runs) == 1:
+        return runs[0].records.frame()
+    frames = [run.records.frame() for run in runs]
+    for seed, frame in zip(seeds, frames, strict=True):
+        frame.insert(0, "seed", seed)
+    return pd.concat(frames, ignore_index=True)
+
+
 def _figures(
     scenario: Scenario, pools: dict[Role, _BuiltPool], point: LoadPoint, run: RunResult
 ) -> dict[str, Any]:
@@ -299,6 +391,7 @@ def _figures(
         "throughput": rates,
         "latency": summary.latency(run, resident=resident),
         "requests": summary.request_counts(run.records),
+        "wasted_tokens": summary.wasted_tokens(run.records),
     }
     if resident and point.concurrency is not None:
         figures["resident_requests"] = run.peak_requests
@@ -345,15 +438,20 @@ def _all_assumptions(scenario: Scenario, pools: dict[Role, _BuiltPool]) -> Itera
             f"handoff converts KV from {prefill.spec.kv_format} to {decode.spec.kv_format} on "
             "arrival, at no cost; stock SGLang and vLLM refuse mixed KV types"
         )
-    yield "admission reserves the pages of prompt and output, so no request is preempted"
+    policy = policy_for(scenario.engine.spec().name, scenario.engine_spec().version)
+    yield f"scheduling: the rules of {policy.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Offered:
-    """How many requests a point offers, and the mean tokens that one holds when it ends."""
+    """How many requests a point offers, and the mean tokens that one holds when it ends.
+
+    `rate_per_s` is a trace's mean rate of arrival, None where it has no span.
+    """
 
     requests: int
     tokens_per_request: int
+    rate_per_s: float | None = None
 
 
 def _offered(traffic: TrafficSpec) -> _Offered:
@@ -361,19 +459,9 @@ def _offered(traffic: TrafficSpec) -> _Offered:
     if traffic.trace is None:
         mean = traffic.input_tokens.mean() + traffic.output_tokens.mean()
         return _Offered(traffic.requests, max(1, round(mean) - 1))
-    totals = [request.total_tokens for request in read_trace(traffic.trace)]
-    return _Offered(len(totals), max(1, round(float(np.mean(totals)))))
-
-
-def _point_progress(
-    kind: str, point: LoadPoint, offered: _Offered, progress: Progress | None
-) -> Callable[[int], None] | None:
-    if progress is None:
-        return None
-    label = kind
-    if point.concurrency is not None:
-        label = f"concurrency {point.concurrency}"
-    elif point.rate_per_s is not None:
-        label = f"rate {point.rate_per_s:g}/s"
-    progress(label, 0.0)
-    return lambda ended: progress(label, ended / offered.requests)
+    totals, last_s = [], 0.0
+    for request in read_trace(traffic.trace):
+        totals.append(request.total_tokens)
+        last_s = request.arrival_s
+    rate_per_s = len(totals) / last_s if last_s else None
+    return _Offered(len(totals), max(1, round(float(np.mean(totals)))), rate_per_s)

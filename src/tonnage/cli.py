@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tonnage.cli_sweep import sweep
 from tonnage.sim.domain import BadInputError, TonnageError
 
 app = typer.Typer(
@@ -100,13 +101,25 @@ def simulate(
     exact: Annotated[
         bool, typer.Option("--exact", help="Step token by token; slower, the same result.")
     ] = False,
+    replications: Annotated[
+        int, typer.Option(min=1, help="Runs per point with seeds that follow; shows means.")
+    ] = 1,
+    ceiling: Annotated[
+        bool,
+        typer.Option("--ceiling", help="Search the largest load that meets the objectives."),
+    ] = False,
     seed: _Seed = None,
     json_file: _JsonFile = None,
     out: _OutFolder = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write and draw what every instance did when."),
+    ] = None,
 ) -> None:
     """Predict throughput, latency and cost of a scenario.
 
-    --out writes summary.json, points.csv and requests*.parquet, one per point.
+    --out writes summary.json, points.csv and requests*.parquet, one per point. --timeline writes
+    a .json or .json.gz for ui.perfetto.dev, or rows as .parquet or .csv, a file per point.
 
     \b
     Examples:
@@ -114,18 +127,30 @@ def simulate(
       tonnage simulate mooncake-trace --set traffic.rate_scale=2 --out results
       tonnage simulate colocated-vs-disaggregated --json report.json
       tonnage simulate glm-5.2-h200 --set 'traffic.concurrency=[1, 8]' --json -
+      tonnage simulate kimi-k2.6-h200 --timeline kimi.json.gz
+      tonnage simulate glm-5.2-h200 --set 'slo.tpot_p95=50ms' --ceiling --replications 5
     """
     from tonnage import api
     from tonnage.output import check_destinations, write_folder
     from tonnage.runs import asked_for
     from tonnage.terminal import labelled, progress
+    from tonnage.timeline import check_timeline_file, print_timelines, write_timelines
 
     check_destinations(json_file, out)
+    if timeline is not None:
+        check_timeline_file(timeline)
     seeded = [] if seed is None else [f"seed={seed}"]
     asked = asked_for(scenario, [*(overrides or []), *seeded])
     with progress(quiet=json_file == "-") as report_progress:
         reports = {
-            label: api.simulate(one, exact=exact, progress=labelled(report_progress, label))
+            label: api.simulate(
+                one,
+                exact=exact,
+                replications=replications,
+                ceiling=ceiling,
+                progress=labelled(report_progress, label),
+                timeline=timeline is not None,
+            )
             for label, one in asked.scenarios.items()
         }
     runs = {label: report.to_dict() for label, report in reports.items()}
@@ -135,11 +160,15 @@ def simulate(
             label: [point.records for point in report.points] for label, report in reports.items()
         }
         write_folder(out, summary, runs, records)
+    if timeline is not None:
+        write_timelines(timeline, reports)
     if _write_json(json_file, summary):
         from tonnage.tables import print_simulation
         from tonnage.terminal import output_console
 
         print_simulation(output_console(), runs)
+        if timeline is not None:
+            print_timelines(output_console(), timeline, reports)
 
 
 @app.command()
@@ -215,6 +244,9 @@ def _report_memory(
         from tonnage.terminal import output_console
 
         print_memory(output_console(), runs)
+
+
+app.command()(sweep)
 
 
 class _Kind(StrEnum):

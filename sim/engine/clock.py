@@ -71,16 +71,16 @@ class Segment:
     __slots__ = (
         "_cumulative",
         "_env",
-        "_turn",
         "end",
         "start_s",
         "steps",
         "ticks",
+        "turn",
     )
 
     def __init__(self, env: Clock, turn: int, durations_s: FloatArray) -> None:
         self._env = env
-        self._turn = turn
+        self.turn = turn
         self.start_s = env.now
         self.steps = len(durations_s)  # how many of them will be done
         if self.steps == 1:
@@ -111,15 +111,24 @@ class Segment:
         if self.steps == 1:
             return 1
         elapsed_ticks = (self._env.now - self.start_s) * _TICKS_PER_S
-        side: Literal["left", "right"] = "right" if self._env.had_turn(self._turn) else "left"
+        side: Literal["left", "right"] = "right" if self._env.had_turn(self.turn) else "left"
         return min(int(self._cumulative.searchsorted(elapsed_ticks, side=side)) + 1, self.steps)
 
     def end_after(self, steps: int) -> None:
         """Drop the steps beyond the first `steps`, which have not begun."""
         if steps < self.steps:
-            earlier = StepEnd(self._env, self.end_of(steps) - self._env.now, self._turn)
+            earlier = StepEnd(self._env, self.end_of(steps) - self._env.now, self.turn)
             self.end.replace_by(earlier)
             self.end, self.steps = earlier, steps
+
+
+class Visit(StepEnd):
+    """Fire at the end of a step of a segment that goes on, when the segment's own end would."""
+
+    def __init__(self, env: Clock, segment: Segment, steps: int, call: Any) -> None:
+        super().__init__(env, segment.end_of(steps) - env.now, segment.turn)
+        assert self.callbacks is not None
+        self.callbacks.append(lambda _event: call(segment, steps))
 
 
 def call_at(env: simpy.Environment, time_s: float, call: Any, argument: Any) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import simpy
 
 from tonnage.sim.domain import FloatArray, Step
-from tonnage.sim.engine.clock import TICK_S, Clock, Process, Segment, call_at, on_grid
+from tonnage.sim.engine.clock import TICK_S, Clock, Process, Segment, Visit, call_at, on_grid
 from tonnage.sim.engine.gaps import TokenGaps
 from tonnage.sim.results.sketch import QuantileSketch
 from tonnage.sim.results.timeline import Timeline
@@ -73,6 +73,7 @@ class Instance:
         self._lane: Lane = scheduler.lanes[0]
         self._segment: Segment | None = None
         self._tokens_per_step = 0.0
+        self._visit_after = 0  # steps of the segment; 0: nothing will be decided meanwhile
         self._token_gaps = [[TokenGaps()] for _ in scheduler.lanes]  # by lane, attention-DP rank
         if len(scheduler.lanes) == 1:
             env.process(self._run())
@@ -92,9 +93,30 @@ class Instance:
             for event in idle:
                 event.succeed()
         elif self._segment is not None:
-            steps = self._lane.interruption_after(self._segment.steps_begun())
+            lead = self._segment.steps_begun()
+            steps = self._lane.interruption_after(lead)
             if steps is not None:
                 self._segment.end_after(steps)
+            self._plan_visit(self._segment, lead)
+
+    def _plan_visit(self, segment: Segment, lead: int) -> None:
+        """See to it that what can be decided while the segment goes on is decided."""
+        steps = self._lane.visit_after(lead)
+        if steps is None or steps >= segment.steps or self._visit_after in range(1, steps + 1):
+            return
+        self._visit_after = steps
+        Visit(self._env, segment, steps, self._visit)
+
+    def _visit(self, segment: Segment, steps: int) -> None:
+        if self._segment is not segment or steps >= segment.steps or steps != self._visit_after:
+            return
+        self._visit_after = 0
+        self._env.take_turn(segment.turn)
+        plan = self._lane.visit(steps)
+        segment.end_after(max(plan.max_steps, steps))
+        if plan.moved:
+            self._listener.planned(self, plan)
+        self._plan_visit(segment, steps + 1)
 
     def token_gaps(self) -> QuantileSketch:
         """Return the gaps between tokens of all batches."""
@@ -136,6 +158,9 @@ class Instance:
                 version = plan.batch_version
             segment = Segment(env, turn, durations_s[:limit])
             self._segment, self._tokens_per_step = segment, plan.tokens_per_step
+            self._visit_after = 0
+            if segment.steps > 1:
+                self._plan_visit(segment, 1)
             yield segment.end  # or of the step in which `notify` came
             env.take_turn(turn)
             self._segment = None
@@ -187,7 +212,8 @@ class Instance:
         outcome = self.scheduler.lanes[number].commit(segment.steps)
         if outcome.tokens_together:
             self._token_gaps[number][0].add_together(outcome.tokens_together)
-        self._listener.committed(self, outcome)
+        if outcome.prefilled or outcome.finished or outcome.dropped:
+            self._listener.committed(self, outcome)
 
     def _draw(self, plan: Plan, segment: Segment) -> None:
         assert self._timeline is not None

@@ -94,6 +94,7 @@ def decode_scheduler(spec: SchedulerSpec, *, in_place: bool = False) -> Receiver
     lanes: list[Receiver] = []
     book = RankBook(spec.ranks, spec.policy.rank_choice)
     for resources in spec.lanes():
-        ranks = [DecodeScheduler(one, in_place=in_place) for one in resources]
+        visited = spec.ranks == spec.stages == 1
+        ranks = [DecodeScheduler(one, in_place=in_place, visited=visited) for one in resources]
         lanes.append(ranks[0] if len(ranks) == 1 else DecodeRanks(ranks, book))
     return lanes[0] if len(lanes) == 1 else ReceiverMicroBatches(lanes)

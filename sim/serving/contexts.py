@@ -37,8 +37,8 @@ class Contexts(Protocol):
     def tokens(self) -> IntArray:
         """Return the tokens `[size]` that each attention reads in the next step."""
 
-    def sum(self) -> float:
-        """Return the sum of `tokens`."""
+    def sum_after(self, steps: int) -> float:
+        """Return the sum of the contexts after some more steps."""
 
     def advance(self, steps: int) -> None:
         """Let steps pass."""
@@ -110,9 +110,9 @@ class UnitContexts:
         """Return the tokens `[size]` that each attention reads in the next step."""
         return self._offsets[: self._size] + self.steps
 
-    def sum(self) -> float:
-        """Return the sum of `tokens`."""
-        return self._offset_sum + self.steps * self._size
+    def sum_after(self, steps: int) -> float:
+        """Return the sum of the contexts after some more steps."""
+        return self._offset_sum + (self.steps + steps) * self._size
 
     def advance(self, steps: int) -> None:
         """Let steps pass."""
@@ -223,9 +223,9 @@ class SpeculativeContexts:
         """Return the tokens `[size]` that each attention reads in the next step."""
         return self._tokens_after(0)
 
-    def sum(self) -> float:
-        """Return the sum of the contexts before they are made whole."""
-        return self._start_sum + self._rate_sum * self.steps
+    def sum_after(self, steps: int) -> float:
+        """Return the sum of the contexts after some more steps, before they are made whole."""
+        return self._start_sum + self._rate_sum * (self.steps + steps)
 
     def advance(self, steps: int) -> None:
         """Let steps pass."""

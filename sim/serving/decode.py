@@ -8,6 +8,8 @@ from tonnage.sim.serving.plan import Plan
 from tonnage.sim.serving.scheduler import Resources, ServeScheduler
 from tonnage.sim.serving.sequence import Sequence
 
+_MOST_STEPS = 2**31
+
 
 class DecodeScheduler(ServeScheduler):
     """Sequences get pages for their prompt first, then their KV arrives, then they run.
@@ -18,9 +20,13 @@ class DecodeScheduler(ServeScheduler):
     `in_place`: sequences bring their KV along and run as soon as they have pages.
     """
 
-    def __init__(self, resources: Resources, *, in_place: bool = False) -> None:
-        """Make an idle scheduler."""
+    def __init__(
+        self, resources: Resources, *, in_place: bool = False, visited: bool = False
+    ) -> None:
+        """Make an idle scheduler; `visited`: pages are given while a segment goes on."""
         super().__init__(resources)
+        self._visited = visited
+        self._ahead = 0  # steps of the segment under way that are done at a visit
         self._in_place = in_place
         self._awaiting_pages: deque[Sequence] = deque()
         self._backed_up: deque[Sequence] = deque()  # lost their pages, their KV is on the host
@@ -58,10 +64,15 @@ class DecodeScheduler(ServeScheduler):
 
     def _let_in(self, plan: Plan, step_index: int) -> None:
         self._take_arrived(step_index)
-        if not (self._awaiting_pages or self._backed_up) or self._shut:
-            return
+        if (self._awaiting_pages or self._backed_up) and not self._shut:
+            self._let_wait_no_more(plan, step_index)
+            if self._in_place:
+                self._take_arrived(step_index)
+
+    def _let_wait_no_more(self, plan: Plan, step_index: int) -> None:
+        """Give pages to those that wait for them, the ones that have lost theirs first."""
         empty = self.pool.used_pages == 0
-        while self._backed_up and not self._shut:
+        while self._backed_up:
             sequence = self._backed_up[0]
             if not self._give_pages(sequence, empty):
                 return
@@ -69,26 +80,50 @@ class DecodeScheduler(ServeScheduler):
             empty = False
             self._holding[sequence.request.id] = sequence
             plan.restored = [*plan.restored, sequence]
-        while self._awaiting_pages and not self._shut:
+        while self._awaiting_pages and not self._prompts.waiting:
             sequence = self._awaiting_pages[0]
-            if sequence.eligible_step > step_index or self._prompts.waiting:
-                break
+            if sequence.eligible_step > step_index:
+                return
             if self.admitted >= self._limits.max_running_requests:
-                break
+                return
             if not self._give_pages(sequence, empty):
-                break
+                return
             self._awaiting_pages.popleft()
             empty = False
             self._holding[sequence.request.id] = sequence
             plan.admitted = [*plan.admitted, sequence]
             if self._in_place:
                 self.join(sequence)
-        if self._in_place:
-            self._take_arrived(step_index)
+
+    def visit_after(self, lead: int) -> int | None:
+        """Return the steps of a segment after which pages can be given while it goes on."""
+        if not self._visited:
+            return None
+        steps = self._steps_to_pages()
+        return None if steps is None else max(steps, lead)
+
+    def visit(self, steps: int) -> Plan:
+        """Give pages after that many steps of the segment under way, as its boundary would.
+
+        `max_steps` of the plan: the steps for which the segment still has pages itself.
+        """
+        plan = Plan()
+        contexts = self._batch.contexts
+        taken = contexts.pages_for_steps(steps)
+        self.pool.allocate(taken - self._pages_taken)
+        self._pages_taken = taken
+        self._ahead = steps
+        if not self._shut:
+            self._let_wait_no_more(plan, self._index + steps)
+        self._ahead = 0
+        plan.max_steps = contexts.steps_within(self.pool.free_pages + taken, _MOST_STEPS)
+        return plan
 
     def _take_arrived(self, step_index: int) -> None:
         while self._arrived and self._arrived[0].eligible_step <= step_index:
-            self._batch.join(self._arrived.popleft())
+            sequence = self._arrived.popleft()
+            self._prompts.number(sequence)
+            self._batch.join(sequence)
 
     def _give_pages(self, sequence: Sequence, empty: bool) -> bool:
         """Give a sequence the pages of what it stores if the reserve allows it.
@@ -115,7 +150,7 @@ class DecodeScheduler(ServeScheduler):
         return max(needed, whole - self._retractable_tokens())
 
     def _retractable_tokens(self) -> int:
-        return int(self._batch.contexts.sum())
+        return int(self._batch.contexts.sum_after(self._ahead))
 
     def _allocatable_tokens(self, *, back: bool) -> int:
         """Return the tokens for another sequence: the free ones less a reserve for the others.
@@ -132,17 +167,25 @@ class DecodeScheduler(ServeScheduler):
 
     def _steps_to_let_in(self) -> int | None:
         steps = super()._steps_to_let_in()
-        for queue in (self._arrived, self._awaiting_pages):
-            if queue and (queue is self._arrived or self._gives_pages()):
-                to_head = max(queue[0].eligible_step - self._index, 0)
-                steps = to_head if steps is None else min(steps, to_head)
+        if self._arrived:
+            to_head = max(self._arrived[0].eligible_step - self._index, 0)
+            steps = to_head if steps is None else min(steps, to_head)
+        to_pages = None if self._visited and not self._in_place else self._steps_to_pages()
+        if to_pages is not None:
+            steps = to_pages if steps is None else min(steps, to_pages)
         return steps
 
-    def _gives_pages(self) -> bool:
-        """Tell whether the next sequence that waits for pages could get them at a boundary."""
-        if self._shut or self._backed_up or self._prompts.waiting:
-            return False
-        return self.admitted < self._limits.max_running_requests
+    def _steps_to_pages(self) -> int | None:
+        """Return the steps until a sequence that waits for pages could get them; None: not."""
+        if self._shut:
+            return None
+        if self._backed_up:
+            return 0
+        if not self._awaiting_pages or self._prompts.waiting:
+            return None
+        if self.admitted >= self._limits.max_running_requests:
+            return None
+        return max(self._awaiting_pages[0].eligible_step - self._index, 0)
 
     def _has_work(self) -> bool:
         waits = self._arrived or self._awaiting_pages or self._backed_up

@@ -71,6 +71,12 @@ class Lane(Protocol):
     def interruption_after(self, lead: int) -> int | None:
         """Return the steps after which a segment should end to let in what waits; None: not."""
 
+    def visit_after(self, lead: int) -> int | None:
+        """Return the steps after which something is decided while the segment goes on."""
+
+    def visit(self, steps: int) -> Plan:
+        """Decide it; the segment can go on for `max_steps` in all."""
+
 
 class Scheduler(Protocol):
     """All that one instance schedules: a lane, or the micro-batches of a pipeline."""

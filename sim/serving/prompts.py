@@ -118,10 +118,14 @@ class PromptQueue:
             return False
         return room is None or room.take(head, head.prompt_tokens, reusable)
 
-    def _start(self, sequence: Sequence) -> None:
-        self.under_way = sequence
+    def number(self, sequence: Sequence) -> None:
+        """Note that a sequence is the latest to be let in."""
         self._admitted += 1
         sequence.admission_order = self._admitted
+
+    def _start(self, sequence: Sequence) -> None:
+        self.under_way = sequence
+        self.number(sequence)
         reclaimed = self._pool.reclaim(sequence.request.id)
         sequence.prompt_pages = reclaimed
         most = sequence.prompt_tokens - 1  # one token at least is computed, to get the next

@@ -85,6 +85,14 @@ class Ranks(Generic[Kind]):
         wanted = [rank.interruption_after(lead) for rank in self.ranks]
         return min((steps for steps in wanted if steps is not None), default=None)
 
+    def visit_after(self, lead: int) -> int | None:
+        """Ranks decide at boundaries only."""
+        return None
+
+    def visit(self, steps: int) -> Plan:
+        """Decide nothing."""
+        return Plan(max_steps=steps)
+
     def waiting_requests(self) -> int:
         """Return how many requests wait at all ranks."""
         return sum(rank.waiting_requests() for rank in self.ranks)

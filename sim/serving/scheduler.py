@@ -124,6 +124,14 @@ class ServeScheduler:
         steps = self._steps_to_let_in()
         return None if steps is None else max(steps, lead)
 
+    def visit_after(self, lead: int) -> int | None:
+        """Nothing is decided here while a segment goes on."""
+        return None
+
+    def visit(self, steps: int) -> Plan:
+        """Decide nothing."""
+        return Plan(max_steps=steps)
+
     def waiting_requests(self) -> int:
         """Return how many requests wait here."""
         return len(self._prompts)
@@ -239,7 +247,7 @@ class ServeScheduler:
             contexts = batch.contexts
             plan.step = Step(
                 contexts.tokens(),
-                contexts.sum(),
+                contexts.sum_after(0),
                 prompt_chunks(self._chunks),
                 contexts.growth,
                 contexts.query_tokens,
@@ -293,7 +301,10 @@ class ServeScheduler:
     def _victim(self, live: list[Sequence]) -> Sequence:
         if self.policy.victim == "latest":
             return max(live, key=lambda one: one.admission_order)
-        return min(live, key=lambda one: (self._batch.generated(one), -one.request.input_tokens))
+        generated = self._batch.generated
+        return min(  # the last to join among equals, as SGLang pops from the end of a stable sort
+            live, key=lambda one: (generated(one), -one.request.input_tokens, -one.batch_order)
+        )
 
     def _retract(self, victim: Sequence) -> None:
         victim.retractions += 1

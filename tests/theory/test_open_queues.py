@@ -23,7 +23,8 @@ from tonnage.sim.engine.simulate import simulate
 from tonnage.sim.traffic.loads import OpenLoad
 
 AMPLE = 100_000_000  # tokens of KV and of a chunk: neither is ever short
-WARM_UP = 0.1  # share of the requests that is left out, since the system starts empty
+WARM_UP = 0.1  # share of the requests that is left out, since the system starts empty; without the
+# engine, the recursion of four servers over 2,000 such runs is then 0.2 % below theory (+- 0.8 %)
 PROMPT_TOKENS = 1000  # on average
 STEPS = 200  # of decoding, on average
 

@@ -82,7 +82,7 @@ def test_the_objective_missed_by_most_comes_first() -> None:
     """Every token is late; two thirds of the first ones are in time."""
     load = ClosedLoad(3, [Lengths(100, 2)] * 300)
     tokens = Objective("tpot", 0.95, 0.001)
-    prompts = Objective("ttft", 0.99, 0.035)
+    prompts = Objective("ttft", 0.99, 0.030)
     assert failed(colocated(chunk_tokens=100), load, prompts, tokens)[0] == "tpot"
 
 

@@ -108,6 +108,12 @@ def test_steady_part_cuts_a_warm_up_and_leaves_a_burst() -> None:
     assert np.median(cuts) <= 75
 
 
+def test_steady_part_cuts_a_warm_up_that_is_small() -> None:
+    runs = exponential(RUNS, 512)
+    runs[:, :64] += 1.5
+    assert sum(len(steady_part(run)) < 512 for run in runs) / RUNS > 0.9
+
+
 # --- one run ------------------------------------------------------------------------------------
 
 
@@ -142,6 +148,26 @@ def test_a_warm_up_hides_the_mean_until_it_is_cut() -> None:
     assert coverage(runs, 1.0, as_if_independent) < 0.01
     found = coverage(runs, 1.0, lambda run: batch_means_interval(steady_part(run)))
     assert 0.9 <= found <= AS_PROMISED[1]
+
+
+def test_batch_means_by_hand() -> None:
+    """Ten batches, +1 and -1 in turn: squares sum to 10; Student's 2.2622 at nine degrees."""
+    run = np.repeat([1.0, -1.0] * 5, 10)
+    half_width = 2.26216 * math.sqrt(10 / (10 * 9))
+    assert batch_means_interval(run) == pytest.approx((-half_width, half_width), rel=1e-5)
+
+
+def test_correlated_batches_are_merged_and_what_is_left_widens() -> None:
+    """Twenty batches in groups of five become ten: 1 1 0 -1 -1 1 1 0 -1 -1.
+
+    Their squares sum to 8 and the products of neighbours to 3: a correlation of 3/8, and 1/10 for
+    its bias.
+    """
+    run = np.repeat([1.0, -1.0, 1.0, -1.0], 50)
+    correlation = 3 / 8 + 1 / 10
+    variance = (1 + correlation) / (1 - correlation) * 8 / (10 * 9)
+    half_width = 2.26216 * math.sqrt(variance)
+    assert batch_means_interval(run) == pytest.approx((-half_width, half_width), rel=1e-5)
 
 
 def test_a_run_may_be_too_short_for_an_interval() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 import tonnage
 from tonnage import api
+from tonnage.pools import wire_bytes_per_gpu
 from tonnage.scenarios.catalogue import load_model, scenario_names
 from tonnage.scenarios.load import load_scenario, load_variants, parse_scenario
 from tonnage.sim.domain import BadInputError, InfeasibleError, ParallelLayout
@@ -154,4 +155,4 @@ def test_the_bytes_on_the_wire_are_those_of_the_cache(name: str) -> None:
     shapes = stage_kv_shapes(load_model(name), ParallelLayout(tp=4), "bf16")
     for tokens in (1, 127, 128, 129, 5000):
         expected = max(float(shape.request_bytes(tokens)) for shape in shapes)
-        assert api.wire_bytes_per_gpu(shapes)(tokens) == pytest.approx(expected, rel=1e-12)
+        assert wire_bytes_per_gpu(shapes)(tokens) == pytest.approx(expected, rel=1e-12)

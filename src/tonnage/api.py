@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -12,33 +12,18 @@ import pandas as pd
 
 from tonnage.point_runs import Bench
 from tonnage.point_runs import Progress as Progress
+from tonnage.pools import BuiltPool, built_pools, deployment_of, numbered
 from tonnage.scenarios.schema import Scenario
-from tonnage.scenarios.schema_pools import PoolSection, Role
-from tonnage.sim.cost.draft import step_executor
-from tonnage.sim.domain import BadInputError, EngineSpec, GpuSpec, ModelSpec, PoolSpec
-from tonnage.sim.engine.fleet import Deployment, PoolPlan
-from tonnage.sim.engine.instance import Executor
-from tonnage.sim.model.draft import draft_of
-from tonnage.sim.model.engine_rules import (
-    captured_batch_sizes,
-    default_chunk_tokens,
-    default_max_prefill_tokens,
-    default_max_running_requests,
-    default_page_tokens,
-    default_speculative_running_requests,
-    rules_for,
-)
-from tonnage.sim.model.kv import KvShape, stage_kv_shapes
-from tonnage.sim.model.memory import PoolMemory, max_concurrency, pool_memory
-from tonnage.sim.model.requantise import with_weights
+from tonnage.scenarios.schema_pools import Role
+from tonnage.sim.domain import BadInputError
+from tonnage.sim.model.engine_rules import rules_for
+from tonnage.sim.model.memory import max_concurrency
 from tonnage.sim.planning.load_search import LoadAxis
 from tonnage.sim.planning.verdict import Capacity
 from tonnage.sim.results import summary
 from tonnage.sim.results.run import RunResult
 from tonnage.sim.results.timeline import Timeline
-from tonnage.sim.serving.build import SchedulerSpec
 from tonnage.sim.serving.policy import policy_for
-from tonnage.sim.serving.scheduler import Limits
 from tonnage.sim.traffic.spec import LoadPoint, TrafficSpec
 from tonnage.sim.traffic.traces import read_trace
 
@@ -101,7 +86,7 @@ def memory(scenario: Scenario) -> MemoryReport:
 
     Raises BadInputError for a layout the model cannot have, InfeasibleError for what does not fit.
     """
-    pools = _built_pools(scenario)
+    pools = built_pools(scenario)
     return _memory_report(scenario, pools, _offered(scenario.traffic_spec()).tokens_per_request)
 
 
@@ -123,11 +108,11 @@ def simulate(
     """
     if replications < 1:
         raise BadInputError(f"replications: {replications}; write 1 or more")
-    pools = _built_pools(scenario)
+    pools = built_pools(scenario)
     traffic = scenario.traffic_spec()
     offered = _offered(traffic)
     tokens = offered.tokens_per_request
-    deployment = _deployment(scenario, pools)
+    deployment = deployment_of(scenario, pools)
     bench = Bench(
         deployment=deployment,
         axis=LoadAxis(traffic, _capacity(traffic, pools, tokens), offered.rate_per_s),
@@ -150,7 +135,7 @@ def simulate(
         bench.ceilings(traffic.points(), verdicts, search=ceiling),
         tuple(points),
         assumptions,
-        *_numbered(deployment, runs[0]),
+        *numbered(deployment, runs[0]),
     )
 
 
@@ -162,154 +147,7 @@ def ceiling(scenario: Scenario, *, progress: Progress | None = None) -> dict[str
     return simulate(scenario, ceiling=True, progress=progress).ceilings
 
 
-# --- pools --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _BuiltPool:
-    spec: PoolSpec
-    model: ModelSpec  # with the pool's weights
-    gpu: GpuSpec
-    memory: PoolMemory
-
-
-def _built_pools(scenario: Scenario) -> dict[Role, _BuiltPool]:
-    model = scenario.model_spec()
-    return {
-        role: _built_pool(scenario, role, section, model)
-        for role, section in scenario.pools.named().items()
-    }
-
-
-def _built_pool(
-    scenario: Scenario, role: Role, section: PoolSection, model: ModelSpec
-) -> _BuiltPool:
-    engine, gpu = scenario.engine_spec(), scenario.gpu_spec(role)
-    loaded = with_weights(model, section.weights)
-    page_tokens = section.page_tokens or default_page_tokens(engine, loaded, gpu, section.kv)
-    ranks = section.attention_dp
-    running = section.max_running_requests
-    speculation = scenario.speculation_spec(role)
-    if running is None and speculation is not None:
-        running = default_speculative_running_requests(engine)
-    spec = PoolSpec(
-        role=role,
-        instances=section.instances,
-        layout=section.layout(),
-        weights=section.weights,
-        kv_format=section.kv,
-        page_tokens=page_tokens,
-        chunk_tokens=section.chunk_tokens or default_chunk_tokens(engine, gpu),
-        max_running_requests=running or default_max_running_requests(engine, gpu, loaded) * ranks,
-        speculation=speculation,
-    )
-    fitted = pool_memory(loaded, gpu, engine, spec)
-    if running is None:  # the engine's own limit follows from the pool that its memory leaves
-        per_rank = default_max_running_requests(engine, gpu, loaded, fitted.kv_tokens_per_rank)
-        spec = replace(spec, max_running_requests=per_rank * ranks)
-    return _BuiltPool(spec, loaded, gpu, fitted)
-
-
-def _deployment(scenario: Scenario, pools: dict[Role, _BuiltPool]) -> Deployment:
-    plans = {str(role): _plan(scenario, pool) for role, pool in pools.items()}
-    prefill = pools.get("prefill")
-    if prefill is None:
-        return Deployment(plans, scenario.router.policy, None, None)
-    shapes = stage_kv_shapes(
-        prefill.model, prefill.spec.layout, prefill.spec.kv_format, scenario.engine_spec().name
-    )
-    return Deployment(
-        plans, scenario.router.policy, scenario.link_spec(), wire_bytes_per_gpu(shapes)
-    )
-
-
-def _plan(scenario: Scenario, pool: _BuiltPool) -> PoolPlan:
-    spec, engine = pool.spec, scenario.engine_spec()
-    scheduling = SchedulerSpec(
-        kv_tokens=pool.memory.kv_tokens,
-        page_tokens=spec.page_tokens,
-        limits=Limits(_step_tokens(engine, pool), spec.max_running_requests),
-        policy=policy_for(engine.name, engine.version),
-        extra_tokens=_extra_tokens(pool.memory),
-        ranks=spec.layout.attention_dp,
-        stages=spec.layout.pp,
-        speculation=spec.speculation,
-        seed=scenario.seed,
-    )
-    return PoolPlan(
-        role=spec.role,
-        instances=spec.instances,
-        scheduling=scheduling,
-        longest_request_tokens=pool.memory.longest_request_tokens,
-        executor=_executor(engine, pool),
-        restore_s=_restore_s(pool),
-    )
-
-
-def _numbered(deployment: Deployment, run: RunResult) -> tuple[dict[int, str], dict[int, int]]:
-    """Return name and KV pages of the instances that ran, numbered as the engine does."""
-    labels: dict[int, str] = {}
-    pages: dict[int, int] = {}
-    for role, busy_s in run.busy_s.items():
-        scheduling = deployment.pools[role].scheduling
-        for index in range(len(busy_s)):
-            pages[len(labels)] = scheduling.ranks * scheduling.page_pool().capacity_pages
-            labels[len(labels)] = f"{role} {index}"
-    return labels, pages
-
-
-def _executor(engine: EngineSpec, pool: _BuiltPool) -> Executor:
-    spec = pool.spec
-    query_tokens = 1 if spec.speculation is None else spec.speculation.query_tokens
-    per_rank = max(1, spec.max_running_requests // spec.layout.attention_dp)
-    captured: tuple[int, ...] = ()
-    if spec.role != "prefill":
-        captured = captured_batch_sizes(engine, pool.gpu, spec.layout.tp, per_rank, query_tokens)
-    draft = draft_of(pool.model, spec.speculation)
-    return step_executor(
-        pool.model, spec.layout, pool.gpu, spec.kv_format, engine.name, captured, draft
-    )
-
-
-def _step_tokens(engine: EngineSpec, pool: _BuiltPool) -> int:
-    """Return the prompt tokens of one step: a chunk, but no more than all prompts may have."""
-    return min(pool.spec.chunk_tokens, default_max_prefill_tokens(engine, pool.gpu))
-
-
-def _restore_s(pool: _BuiltPool) -> Callable[[int], float]:
-    """Return the time of KV from host memory: every GPU reads its share over PCIe."""
-    s_per_token = pool.memory.kv_bytes_per_token / pool.gpu.pcie_bytes_per_s
-    return lambda tokens: tokens * s_per_token
-
-
-def _extra_tokens(fitted: PoolMemory) -> int:
-    """Return what windows and states of one request take, in tokens of the growing layers."""
-    extra = 0.0
-    for stage in fitted.stages:
-        growing = stage.shape.growing_bytes_per_token
-        windows = sum(window * size for window, size in stage.shape.windows)
-        if growing:
-            extra = max(extra, (windows + stage.shape.state_bytes) / growing)
-    return int(np.ceil(extra))
-
-
-def wire_bytes_per_gpu(shapes: list[KvShape]) -> Callable[[int], float]:
-    """Return the bytes that a GPU of the fullest stage sends for a prompt of so many tokens.
-
-    As `KvShape.request_bytes` with pages of one token, for one number: it is asked per request.
-    """
-
-    def stage_bytes(shape: KvShape, tokens: int) -> float:
-        windows = sum(min(tokens, window) * size for window, size in shape.windows)
-        return tokens * shape.growing_bytes_per_token + windows + shape.state_bytes
-
-    def wire_bytes(tokens: int) -> float:
-        return max(stage_bytes(shape, tokens) for shape in shapes)
-
-    return wire_bytes
-
-
-def _token_role(pools: dict[Role, _BuiltPool]) -> Role:
+def _token_role(pools: dict[Role, BuiltPool]) -> Role:
     """Return the pool that holds requests while they generate."""
     return "serve" if "serve" in pools else "decode"
 
@@ -317,12 +155,12 @@ def _token_role(pools: dict[Role, _BuiltPool]) -> Role:
 # --- reports ------------------------------------------------------------------------------------
 
 
-def _memory_report(scenario: Scenario, pools: dict[Role, _BuiltPool], tokens: int) -> MemoryReport:
+def _memory_report(scenario: Scenario, pools: dict[Role, BuiltPool], tokens: int) -> MemoryReport:
     figures = {role: _memory_figures(pool, tokens) for role, pool in pools.items()}
     return MemoryReport(scenario, figures, _assumptions(scenario, pools))
 
 
-def _memory_figures(pool: _BuiltPool, tokens_per_request: int) -> dict[str, Any]:
+def _memory_figures(pool: BuiltPool, tokens_per_request: int) -> dict[str, Any]:
     fitted = pool.memory
     return {
         "gpu": fitted.gpu,
@@ -350,12 +188,12 @@ def _memory_figures(pool: _BuiltPool, tokens_per_request: int) -> dict[str, Any]
     }
 
 
-def _instance_concurrency(pool: _BuiltPool, tokens: int) -> int:
+def _instance_concurrency(pool: BuiltPool, tokens: int) -> int:
     """Return the requests of that length that one instance runs at once."""
     return min(max_concurrency(pool.memory, tokens), pool.spec.max_running_requests)
 
 
-def _capacity(traffic: TrafficSpec, pools: dict[Role, _BuiltPool], tokens: int) -> Capacity:
+def _capacity(traffic: TrafficSpec, pools: dict[Role, BuiltPool], tokens: int) -> Capacity:
     """Return how many requests of that length the pool that generates holds at once, and why."""
     pool = pools[_token_role(pools)]
     instances = 1 if traffic.kind == "resident" else pool.spec.instances
@@ -375,7 +213,7 @@ def _frame(runs: list[RunResult], seeds: range) -> pd.DataFrame:
 
 
 def _figures(
-    scenario: Scenario, pools: dict[Role, _BuiltPool], point: LoadPoint, run: RunResult
+    scenario: Scenario, pools: dict[Role, BuiltPool], point: LoadPoint, run: RunResult
 ) -> dict[str, Any]:
     resident = scenario.traffic.kind == "resident"
     decode = pools[_token_role(pools)].spec
@@ -415,11 +253,11 @@ def _provenance(scenario: Scenario, assumptions: tuple[str, ...]) -> dict[str, A
     }
 
 
-def _assumptions(scenario: Scenario, pools: dict[Role, _BuiltPool]) -> tuple[str, ...]:
+def _assumptions(scenario: Scenario, pools: dict[Role, BuiltPool]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_all_assumptions(scenario, pools)))
 
 
-def _all_assumptions(scenario: Scenario, pools: dict[Role, _BuiltPool]) -> Iterator[str]:
+def _all_assumptions(scenario: Scenario, pools: dict[Role, BuiltPool]) -> Iterator[str]:
     chosen = rules_for(scenario.engine_spec())
     if chosen.remark is not None:
         yield chosen.remark

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tonnage.sim.cost.step_time import RooflineExecutor
+from tonnage.sim.cost.roofline import RooflineExecutor
 from tonnage.sim.domain import FloatArray, GpuSpec, ModelSpec, ParallelLayout, Step
 from tonnage.sim.model.draft import DraftSpec, draft_layout
 

@@ -1,89 +1,123 @@
-"""Seconds of a step from the GPU's datasheet: a roofline per operator, provenance `datasheet`.
+"""From a step to its seconds, whatever the times of single operators come from.
 
-Each operator takes the larger of its bytes over the memory bandwidth and its FLOP over the dense
-peak of its precision; collectives take their bytes over the link. There are no launch, latency or
-engine overheads, and no efficiency below the peak: the result is a lower bound on the time.
-Attention computes in BF16 whatever the KV format, and experts spread over ranks are charged an
-all-reduce like any other block. docs/layouts.md says how each layout is charged.
+The layout is handled here: the rows that each block sees, the slowest attention-DP rank, padding to
+captured batch sizes. docs/layouts.md says how each layout is charged. A step passes all pipeline
+stages one after the other.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
-from functools import lru_cache
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from tonnage.sim.cost.attention import AttentionTimes, DecodeTerms, limited_reads
-from tonnage.sim.cost.collectives import collective_times
-from tonnage.sim.cost.experts import busiest_rank_experts, busiest_rank_rows
-from tonnage.sim.cost.operators import MatrixProduct, matrix_products
-from tonnage.sim.domain import (
-    FloatArray,
-    GpuSpec,
-    ModelSpec,
-    MoeMlp,
-    ParallelLayout,
-    Role,
-    Step,
-)
-from tonnage.sim.model.formats import compute_format
+from tonnage.sim.domain import FloatArray, IntArray, ParallelLayout, PromptChunk, Step
 
 _RAMP = np.arange(8192, dtype=np.float64)
 
 
-class RooflineExecutor:
-    """Predict the durations of steps of one instance; cheap enough to ask before every step.
+class Rows(NamedTuple):
+    """Rows that the matrix products of one pass work on.
 
-    A step passes all pipeline stages one after the other. A step of decoding requests alone is
-    padded to the next of `captured_sizes` (requests of one attention-DP rank, rising), if there is
-    one. A step without `ranks` is taken as spread evenly over the attention-DP ranks; with them the
-    slowest rank sets the time of what each does alone.
+    What is split over more ranks than attention is given the `gathered` rows of all attention-DP
+    ranks, the rest those of the fullest `rank`; of them so many `outputs` go through the head.
+    Experts get the real `tokens`: rows of padding are all alike and reach few experts more.
+    `in_graph`: the pass is a captured one, of decoding requests alone.
     """
 
-    def __init__(
-        self,
-        model: ModelSpec,
-        layout: ParallelLayout,
-        gpu: GpuSpec,
-        kv_format: str,
-        engine: str = "sglang",
-        captured_sizes: tuple[int, ...] = (),
-    ) -> None:
-        self._layout = layout
-        self._gpu = gpu
+    tokens: int
+    rank: float
+    gathered: float
+    rank_outputs: float
+    gathered_outputs: float
+    in_graph: bool
+
+
+class Decoding(NamedTuple):
+    """The decoding requests of one attention-DP rank.
+
+    `share`: of `contexts` `[requests of the instance]` that the rank has; their sum and growth per
+    step are the rank's own.
+    """
+
+    requests: float
+    context_sum: float
+    growth: float
+    contexts: IntArray
+    share: float
+    query_tokens: int
+
+
+class StepExecutor(ABC):
+    """Predict the durations of steps of one instance; cheap enough to ask before every step.
+
+    A step of decoding requests alone is padded to the next of `captured_sizes` (requests of one
+    attention-DP rank, rising), if there is one. A step without `ranks` is taken as spread evenly
+    over the attention-DP ranks; with them the slowest sets the time of what each does alone.
+    """
+
+    def __init__(self, layout: ParallelLayout, captured_sizes: tuple[int, ...]) -> None:
+        self.layout = layout
         self._captured_sizes = captured_sizes
         self._captured_most = captured_sizes[-1] if captured_sizes else 0
-        self._products = list(matrix_products(model, layout, engine))
-        self._moe = next((la.mlp for la in model.layers if isinstance(la.mlp, MoeMlp)), None)
-        self._collectives = collective_times(model, layout, gpu, engine)
-        self._attention = AttentionTimes(model, layout, gpu, kv_format)
-        self._terms = lru_cache(maxsize=64)(self._decode_terms)
-        self._products_s = lru_cache(maxsize=65536)(self._products_seconds)
+
+    @abstractmethod
+    def products_s(self, rows: Rows) -> float:
+        """Return the time of what depends on rows alone: products, collectives, small kernels."""
+
+    @abstractmethod
+    def prefill_s(self, chunks: Sequence[PromptChunk]) -> float:
+        """Return the time of the attention of prompt chunks on one rank."""
+
+    @abstractmethod
+    def decode_s(self, decoding: Decoding, ramp: FloatArray) -> FloatArray:
+        """Return the time of one rank's attention in the steps of `ramp`, counted from 0."""
 
     def run(self, step: Step, max_steps: int) -> FloatArray:
         """Return the seconds of the step and its next repetitions `[max_steps]`."""
         if step.ranks:
             return self._run_ranks(step, max_steps)
-        ranks, query = self._layout.attention_dp, step.query_tokens
+        ranks = self.layout.attention_dp
         decodes, chunks = len(step.decode_context_tokens), step.prefill_chunks
+        fixed_s = self.products_s(self.rows_of(step))
         if chunks:
-            rows = decodes * query + sum(chunk.new_tokens for chunk in chunks)
-            outputs = decodes * query + len(chunks)
-            fixed_s = self._products_s(rows, rows / ranks, rows, outputs / ranks, outputs)
-            fixed_s += self._attention.prefill_s(chunks) / ranks
-        else:
-            fixed_s = self._decode_products_s(decodes, decodes / ranks, query)
+            fixed_s += self.prefill_s(chunks) / ranks
         if not decodes:
             return np.full(1, fixed_s)
-        terms, growth = self._terms(query), step.decode_context_growth
-        start_s = terms.context_token_s * step.decode_context_sum + terms.request_s * decodes
-        slope_s = terms.context_token_s * (decodes if growth is None else growth)
-        ramp = _RAMP[:max_steps]
-        seconds: FloatArray = (fixed_s + start_s / ranks) + slope_s / ranks * ramp
-        for s_per_token, limit in terms.limited:
-            seconds += s_per_token / ranks * _reads(step, limit, ramp)
-        return seconds
+        decoding = Decoding(
+            decodes / ranks,
+            step.decode_context_sum / ranks,
+            _growth(step) / ranks,
+            step.decode_context_tokens,
+            1 / ranks,
+            step.query_tokens,
+        )
+        return fixed_s + self.decode_s(decoding, _RAMP[:max_steps])
+
+    def rows_of(self, step: Step) -> Rows:
+        """Return the rows of a step that is spread evenly over the ranks."""
+        ranks, query = self.layout.attention_dp, step.query_tokens
+        decodes, chunks = len(step.decode_context_tokens), step.prefill_chunks
+        if not chunks:
+            return self._decode_rows(decodes, decodes / ranks, query)
+        rows = decodes * query + sum(chunk.new_tokens for chunk in chunks)
+        outputs = decodes * query + len(chunks)
+        return Rows(rows, rows / ranks, rows, outputs / ranks, outputs, in_graph=False)
+
+    def _decode_rows(self, requests: int, rank_requests: float, query: int) -> Rows:
+        """Return the rows of a step without prompt chunks, padded.
+
+        Verification scores every token, so each goes through the head.
+        """
+        in_graph = rank_requests <= self._captured_most
+        if in_graph:
+            rank_requests = self._captured_sizes[bisect_left(self._captured_sizes, rank_requests)]
+        rows = rank_requests * query
+        gathered = rows * self.layout.attention_dp
+        return Rows(requests * query, rows, gathered, rows, gathered, in_graph)
 
     # --- attention-DP ranks in lockstep ---------------------------------------------------------
 
@@ -95,120 +129,49 @@ class RooflineExecutor:
         """
         query, ranks = step.query_tokens, step.ranks
         if step.prefill_chunks:
-            decoding = [len(rank.decode_context_tokens) * query for rank in ranks]
-            prompts = [rank.prefill_chunks for rank in ranks]
-            rows = [
-                tokens + sum(chunk.new_tokens for chunk in chunks)
-                for tokens, chunks in zip(decoding, prompts, strict=True)
-            ]
-            outputs = [
-                tokens + len(chunks) for tokens, chunks in zip(decoding, prompts, strict=True)
-            ]
-            fixed_s = self._products_s(sum(rows), max(rows), sum(rows), max(outputs), sum(outputs))
-            alone_s = np.array([self._attention.prefill_s(chunks) for chunks in prompts])
+            rows = self._mixed_rank_rows(ranks, query)
+            alone_s = np.array([self.prefill_s(rank.prefill_chunks) for rank in ranks])
         else:
             fullest = max(len(rank.decode_context_tokens) for rank in ranks)
-            fixed_s = self._decode_products_s(step.decode_requests, fullest, query)
+            rows = self._decode_rows(step.decode_requests, fullest, query)
             alone_s = np.zeros(len(ranks))
+        fixed_s = self.products_s(rows)
         if not step.decode_requests:
             return np.full(1, fixed_s + alone_s.max())
-        decode_s = self._rank_decode_s(ranks, self._terms(query), _RAMP[:max_steps])
+        decode_s = self._ranks_decode_s(ranks, query, _RAMP[:max_steps])
         slowest: FloatArray = (alone_s[:, None] + decode_s).max(axis=0)
         return fixed_s + slowest
 
-    def _rank_decode_s(
-        self, ranks: tuple[Step, ...], terms: DecodeTerms, ramp: FloatArray
-    ) -> FloatArray:
+    def _mixed_rank_rows(self, ranks: tuple[Step, ...], query: int) -> Rows:
+        decoding = [len(rank.decode_context_tokens) * query for rank in ranks]
+        rows = [
+            tokens + sum(chunk.new_tokens for chunk in rank.prefill_chunks)
+            for tokens, rank in zip(decoding, ranks, strict=True)
+        ]
+        outputs = [
+            tokens + len(rank.prefill_chunks) for tokens, rank in zip(decoding, ranks, strict=True)
+        ]
+        return Rows(sum(rows), max(rows), sum(rows), max(outputs), sum(outputs), in_graph=False)
+
+    def _ranks_decode_s(self, ranks: tuple[Step, ...], query: int, ramp: FloatArray) -> FloatArray:
         """Return the seconds `[ranks, steps]` of each rank's attention over its own requests."""
-        requests = np.array([len(rank.decode_context_tokens) for rank in ranks])
-        sums = np.array([rank.decode_context_sum for rank in ranks])
-        growths = np.array([_growth(rank) for rank in ranks])
-        start_s = terms.context_token_s * sums + terms.request_s * requests
-        seconds: FloatArray = start_s[:, None] + (terms.context_token_s * growths)[:, None] * ramp
-        for s_per_token, limit in terms.limited:
-            for index, rank in enumerate(ranks):
-                if requests[index]:
-                    seconds[index] += s_per_token * _reads(rank, limit, ramp)
+        seconds = np.zeros((len(ranks), len(ramp)))
+        for index, rank in enumerate(ranks):
+            requests = len(rank.decode_context_tokens)
+            if requests:
+                decoding = Decoding(
+                    requests,
+                    rank.decode_context_sum,
+                    _growth(rank),
+                    rank.decode_context_tokens,
+                    1.0,
+                    query,
+                )
+                seconds[index] = self.decode_s(decoding, ramp)
         return seconds
-
-    # --- matrix products and collectives --------------------------------------------------------
-
-    def _decode_products_s(self, requests: int, rank_requests: float, query: int) -> float:
-        """Return the time of the products of a step without prompt chunks, padded.
-
-        Verification scores every token, so each goes through the head.
-        """
-        if rank_requests <= self._captured_most:
-            rank_requests = self._captured_sizes[bisect_left(self._captured_sizes, rank_requests)]
-        rows = rank_requests * query
-        gathered = rows * self._layout.attention_dp
-        return self._products_s(requests * query, rows, gathered, rows, gathered)
-
-    def _products_seconds(
-        self,
-        tokens: int,
-        rank_rows: float,
-        gathered_rows: float,
-        rank_outputs: float,
-        gathered_outputs: float,
-    ) -> float:
-        """Return the time of all matrix products and collectives.
-
-        What is split over more ranks than attention is given the rows of all attention-DP ranks,
-        the rest those of the fullest; of them so many `outputs` go through the head. Experts get
-        the real `tokens`: rows of padding are all alike and reach few experts more.
-        """
-        total_s = 0.0
-        for product in self._products:
-            role = product.tensor.role
-            if role is Role.ROUTED_EXPERT:
-                total_s += self._expert_seconds(product, tokens)
-                continue
-            is_gathered = product.ways > self._layout.attention_tp
-            if role in (Role.HEAD, Role.EMBEDDING):
-                rows = gathered_outputs if is_gathered else rank_outputs
-            else:
-                rows = gathered_rows if is_gathered else rank_rows
-            total_s += product.count * self._product_seconds(product, rows)
-        total_s += self._collectives.rank_row_s * rank_rows
-        return total_s + self._collectives.gathered_row_s * gathered_rows
-
-    def _product_seconds(self, product: MatrixProduct, tokens: float) -> float:
-        moved = product.weight_bytes + product.activation_bytes(tokens)
-        return self._roofline(moved, 2 * tokens * product.parameters, product.tensor.format)
-
-    def _expert_seconds(self, product: MatrixProduct, tokens: int) -> float:
-        """Return the time on the busiest of the expert-parallel ranks."""
-        assert self._moe is not None
-        ep = self._layout.ep
-        rows = busiest_rank_rows(self._moe, ep, tokens)
-        local = self._moe.experts / ep
-        # One product per expert: `parameters` already holds all of the rank's experts.
-        moved = product.weight_bytes * busiest_rank_experts(self._moe, ep, tokens) / local
-        moved += product.activation_bytes(rows)
-        flops = 2 * rows / local * product.parameters
-        return product.count * self._roofline(moved, flops, product.tensor.format)
-
-    def _roofline(self, moved_bytes: float, flops: float, weight_format: str) -> float:
-        precision = compute_format(weight_format, self._gpu.dense_flops_per_s)
-        return max(
-            moved_bytes / self._gpu.memory_bandwidth_bytes_per_s,
-            flops / self._gpu.dense_flops_per_s[precision],
-        )
-
-    def _decode_terms(self, query_tokens: int) -> DecodeTerms:
-        """Return the attention's terms with what decode context parallelism sends per request."""
-        terms = self._attention.decode_terms(query_tokens)
-        sent_s = query_tokens * self._collectives.decode_token_s
-        return DecodeTerms(terms.context_token_s, terms.limited, terms.request_s + sent_s)
 
 
 def _growth(step: Step) -> float:
     """Return the tokens that all contexts of a step grow by from one step to the next."""
     growth = step.decode_context_growth
-    return float(step.decode_requests) if growth is None else growth
-
-
-def _reads(step: Step, limit: int, ramp: FloatArray) -> FloatArray | float:
-    contexts = step.decode_context_tokens
-    return limited_reads(contexts, limit, _growth(step) / len(contexts), ramp)
+    return float(len(step.decode_context_tokens)) if growth is None else growth

@@ -9,7 +9,7 @@ import pytest
 
 from tonnage.scenarios.catalogue import load_gpu, load_model
 from tonnage.sim.cost.draft import SpeculatingExecutor, step_executor
-from tonnage.sim.cost.step_time import RooflineExecutor
+from tonnage.sim.cost.roofline import RooflineExecutor
 from tonnage.sim.domain import FloatArray, ModelSpec, ParallelLayout, PromptChunk, Step
 from tonnage.sim.domain import SpeculationSpec as Spec
 from tonnage.sim.model.draft import draft_layout, draft_of

@@ -13,7 +13,7 @@ from tonnage.scenarios.catalogue import load_gpu, load_model
 from tonnage.sim.cost.attention import AttentionTimes
 from tonnage.sim.cost.collectives import collective_times, context_parallel_bytes
 from tonnage.sim.cost.operators import decode_reads
-from tonnage.sim.cost.step_time import RooflineExecutor
+from tonnage.sim.cost.roofline import RooflineExecutor
 from tonnage.sim.domain import GqaAttention, MlaAttention, ParallelLayout, PromptChunk, Step
 
 H200 = load_gpu("h200-sxm")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tonnage.scenarios.catalogue import load_gpu, load_model, model_names
 from tonnage.sim.cost.attention import AttentionTimes, limited_reads
 from tonnage.sim.cost.operators import causal_pairs, experts_touched
-from tonnage.sim.cost.step_time import RooflineExecutor
+from tonnage.sim.cost.roofline import RooflineExecutor
 from tonnage.sim.domain import MoeMlp, ParallelLayout, PromptChunk, Step
 
 NONE = np.zeros(0, dtype=np.int64)

@@ -50,13 +50,10 @@ def collective_times(
 ) -> CollectiveTimes:
     """Return what one pass through all layers of the model sends."""
     row_bytes = float(model.hidden_size * ACTIVATION_BYTES)
-    rank_row_s = gathered_row_s = decode_token_s = 0.0
+    rank_row_s = gathered_row_s = 0.0
     for layer in model.layers:
         if layer.attention is not None:
             rank_row_s += _all_reduce_s(row_bytes, layout.attention_tp, gpu)
-        if isinstance(layer.attention, GqaAttention | MlaAttention):
-            moved_bytes = context_parallel_bytes(layer.attention, layout)
-            decode_token_s += moved_bytes / link_bytes_per_s(gpu, layout.dcp)
         if isinstance(layer.mlp, DenseMlp | MoeMlp):
             is_dense = isinstance(layer.mlp, DenseMlp)
             ways = mlp_ways(layout, engine) if is_dense else layout.tp
@@ -65,8 +62,18 @@ def collective_times(
                 gathered_row_s += seconds
             else:
                 rank_row_s += seconds
-    rank_row_s += _pipeline_row_s(row_bytes, layout, gpu)
-    return CollectiveTimes(rank_row_s, gathered_row_s, decode_token_s)
+    rank_row_s += pipeline_row_s(model, layout, gpu)
+    return CollectiveTimes(rank_row_s, gathered_row_s, context_parallel_token_s(model, layout, gpu))
+
+
+def context_parallel_token_s(model: ModelSpec, layout: ParallelLayout, gpu: GpuSpec) -> float:
+    """Return the seconds per decoding token to share contexts, over all layers."""
+    moved_bytes = sum(
+        context_parallel_bytes(layer.attention, layout)
+        for layer in model.layers
+        if isinstance(layer.attention, GqaAttention | MlaAttention)
+    )
+    return moved_bytes / link_bytes_per_s(gpu, layout.dcp)
 
 
 def context_parallel_bytes(attention: GqaAttention | MlaAttention, layout: ParallelLayout) -> float:
@@ -90,7 +97,9 @@ def _all_reduce_s(row_bytes: float, ranks: int, gpu: GpuSpec) -> float:
     return 2 * (ranks - 1) / ranks * row_bytes / link_bytes_per_s(gpu, ranks)
 
 
-def _pipeline_row_s(row_bytes: float, layout: ParallelLayout, gpu: GpuSpec) -> float:
+def pipeline_row_s(model: ModelSpec, layout: ParallelLayout, gpu: GpuSpec) -> float:
+    """Return the seconds per row to hand it from stage to stage."""
+    row_bytes = float(model.hidden_size * ACTIVATION_BYTES)
     message_bytes, ranks = _PIPELINE_TENSORS * row_bytes, layout.attention_tp
     gather_s = (ranks - 1) / ranks * message_bytes / link_bytes_per_s(gpu, ranks)
     total_s = 0.0

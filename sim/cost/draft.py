@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tonnage.sim.cost.operator_times import OperatorTime
 from tonnage.sim.cost.roofline import RooflineExecutor
 from tonnage.sim.domain import FloatArray, GpuSpec, ModelSpec, ParallelLayout, Step
 from tonnage.sim.model.draft import DraftSpec, draft_layout
@@ -37,6 +38,26 @@ class SpeculatingExecutor:
         if repeated > 0:
             seconds += repeated * self._passes[-1].run(single, max_steps)
         return seconds
+
+    def times(self, step: Step) -> list[OperatorTime]:
+        """Return every operator of one step, those of the draft by that name."""
+        found = self._target.times(step)
+        drafted = step.query_tokens - 1
+        if drafted or step.prefill_chunks:
+            found += _drafts(self._passes[0].times(step), 1)
+        if drafted < 2 or not step.decode_requests:
+            return found
+        single = _one_token(step)
+        for executor in self._passes[1:drafted]:
+            found += _drafts(executor.times(single), 1)
+        repeated = drafted - len(self._passes)
+        if repeated > 0:
+            found += _drafts(self._passes[-1].times(single), repeated)
+        return found
+
+
+def _drafts(times: list[OperatorTime], passes: int) -> list[OperatorTime]:
+    return [replace(one.scaled(passes), name=f"draft.{one.name}") for one in times]
 
 
 def step_executor(

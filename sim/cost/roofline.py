@@ -9,12 +9,15 @@ all-reduce like any other block.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+
+import numpy as np
 
 from tonnage.sim.cost.attention import AttentionTimes, DecodeTerms, limited_reads
 from tonnage.sim.cost.collectives import collective_times
 from tonnage.sim.cost.experts import busiest_rank_experts, busiest_rank_rows
+from tonnage.sim.cost.operator_times import OperatorTime
 from tonnage.sim.cost.operators import MatrixProduct, matrix_products
 from tonnage.sim.cost.step_time import Decoding, Rows, StepExecutor
 from tonnage.sim.domain import (
@@ -25,8 +28,11 @@ from tonnage.sim.domain import (
     ParallelLayout,
     PromptChunk,
     Role,
+    Step,
 )
 from tonnage.sim.model.formats import compute_format
+
+_FIRST = np.zeros(1)  # of a segment's steps
 
 
 class RooflineExecutor(StepExecutor):
@@ -52,20 +58,22 @@ class RooflineExecutor(StepExecutor):
 
     def products_s(self, rows: Rows) -> float:
         """Return the time of all matrix products and collectives."""
-        total_s = 0.0
+        total_s = sum(seconds for _, seconds in self._products_times(rows))
+        total_s += self._collectives.rank_row_s * rows.rank
+        return total_s + self._collectives.gathered_row_s * rows.gathered
+
+    def _products_times(self, rows: Rows) -> Iterator[tuple[MatrixProduct, float]]:
         for product in self._products:
             role = product.tensor.role
             if role is Role.ROUTED_EXPERT:
-                total_s += self._expert_seconds(product, rows.tokens)
+                yield product, self._expert_seconds(product, rows.tokens)
                 continue
             is_gathered = product.ways > self.layout.attention_tp
             if role in (Role.HEAD, Role.EMBEDDING):
                 count = rows.gathered_outputs if is_gathered else rows.rank_outputs
             else:
                 count = rows.gathered if is_gathered else rows.rank
-            total_s += product.count * self._product_seconds(product, count)
-        total_s += self._collectives.rank_row_s * rows.rank
-        return total_s + self._collectives.gathered_row_s * rows.gathered
+            yield product, product.count * self._product_seconds(product, count)
 
     def prefill_s(self, chunks: Sequence[PromptChunk]) -> float:
         """Return the time of the attention of prompt chunks on one rank."""
@@ -82,6 +90,23 @@ class RooflineExecutor(StepExecutor):
             reads = limited_reads(decoding.contexts, limit, growth, ramp)
             seconds += s_per_token * decoding.share * reads
         return seconds
+
+    def times(self, step: Step) -> list[OperatorTime]:
+        """Return every operator of one step that is spread evenly over the attention-DP ranks."""
+        rows, ranks = self.rows_of(step), self.layout.attention_dp
+        found = [
+            _known(f"{product.tensor.role.value}.{product.tensor.name.rpartition('.')[2]}", seconds)
+            for product, seconds in self._products_times(rows)
+        ]
+        links = self._collectives.rank_row_s * rows.rank
+        links += self._collectives.gathered_row_s * rows.gathered
+        found.append(_known("collectives", links))
+        if step.prefill_chunks:
+            found.append(_known("prefill_attention", self.prefill_s(step.prefill_chunks) / ranks))
+        if step.decode_requests:
+            decoding = self.decoding_of(step)
+            found.append(_known("decode_attention", float(self.decode_s(decoding, _FIRST)[0])))
+        return found
 
     def _product_seconds(self, product: MatrixProduct, tokens: float) -> float:
         moved = product.weight_bytes + product.activation_bytes(tokens)
@@ -111,3 +136,8 @@ class RooflineExecutor(StepExecutor):
         terms = self._attention.decode_terms(query_tokens)
         sent_s = query_tokens * self._collectives.decode_token_s
         return DecodeTerms(terms.context_token_s, terms.limited, terms.request_s + sent_s)
+
+
+def _known(name: str, seconds: float) -> OperatorTime:
+    """Return a time that is its own roofline: a lower bound, with no interval around it."""
+    return OperatorTime(name, seconds, seconds, seconds, seconds, "datasheet")

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tonnage.sim.cost.operator_times import OperatorTime
 from tonnage.sim.domain import FloatArray, IntArray, ParallelLayout, PromptChunk, Step
 
 _RAMP = np.arange(8192, dtype=np.float64)
@@ -87,15 +88,23 @@ class StepExecutor(ABC):
             fixed_s += self.prefill_s(chunks) / ranks
         if not decodes:
             return np.full(1, fixed_s)
-        decoding = Decoding(
-            decodes / ranks,
+        return fixed_s + self.decode_s(self.decoding_of(step), _RAMP[:max_steps])
+
+    @abstractmethod
+    def times(self, step: Step) -> list[OperatorTime]:
+        """Return every operator of one step that is spread evenly over the attention-DP ranks."""
+
+    def decoding_of(self, step: Step) -> Decoding:
+        """Return the decoding requests of one rank of a step that is spread evenly over them."""
+        ranks = self.layout.attention_dp
+        return Decoding(
+            len(step.decode_context_tokens) / ranks,
             step.decode_context_sum / ranks,
             _growth(step) / ranks,
             step.decode_context_tokens,
             1 / ranks,
             step.query_tokens,
         )
-        return fixed_s + self.decode_s(decoding, _RAMP[:max_steps])
 
     def rows_of(self, step: Step) -> Rows:
         """Return the rows of a step that is spread evenly over the ranks."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tonnage.explain import StepShape, explain_steps
 from tonnage.point_runs import Bench
 from tonnage.point_runs import Progress as Progress
 from tonnage.pools import BuiltPool, built_pools, deployment_of, numbered
@@ -30,6 +31,8 @@ from tonnage.sim.traffic.traces import read_trace
 _ROOFLINE_ASSUMPTION = (
     "step times: datasheet roofline, no launch, latency or engine overheads (a lower bound)"
 )
+
+_EXPLAINED_REQUESTS = 32  # where a scenario names no concurrency
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,46 @@ def memory(scenario: Scenario) -> MemoryReport:
     """
     pools = built_pools(scenario)
     return _memory_report(scenario, pools, _offered(scenario.traffic_spec()).tokens_per_request)
+
+
+def explain(
+    scenario: Scenario,
+    *,
+    requests: int | None = None,
+    context_tokens: int | None = None,
+    prompt_tokens: int | None = None,
+) -> dict[str, Any]:
+    """Return where the time of a decode and a prefill step of every pool goes, by operator.
+
+    What is not given comes from the scenario: its most concurrent requests, their prompt and half
+    their answer, its mean prompt. Raises as `memory` does.
+    """
+    traffic = scenario.traffic_spec()
+    report = memory(scenario)
+    means = _mean_lengths(traffic)
+    most = min(max(traffic.concurrency, default=_EXPLAINED_REQUESTS), _memory_most(report))
+    shape = StepShape(
+        most if requests is None else requests,
+        means[0] + means[1] // 2 if context_tokens is None else context_tokens,
+        means[0] if prompt_tokens is None else prompt_tokens,
+    )
+    return report.to_dict() | {"steps": explain_steps(scenario, shape)}
+
+
+def _memory_most(report: MemoryReport) -> int:
+    """Return the requests that the pool which generates holds at once, one at least."""
+    holding = [figures for role, figures in report.pools.items() if role != "prefill"]
+    return max(1, *(int(figures["max_concurrency"]) for figures in holding))
+
+
+def _mean_lengths(traffic: TrafficSpec) -> tuple[int, int]:
+    """Return the mean prompt and answer in tokens; a trace is read for it."""
+    if traffic.trace is None:
+        inputs, outputs = traffic.input_tokens.mean(), traffic.output_tokens.mean()
+    else:
+        pairs = [(one.input_tokens, one.output_tokens) for one in read_trace(traffic.trace)]
+        inputs, outputs = np.mean(pairs, axis=0).tolist()
+    return max(1, round(inputs)), max(1, round(outputs))
 
 
 def simulate(

@@ -9,10 +9,10 @@ import numpy as np
 
 from tonnage.scenarios.schema import Scenario
 from tonnage.scenarios.schema_pools import PoolSection, Role
-from tonnage.sim.cost.draft import step_executor
+from tonnage.sim.cost.draft import SpeculatingExecutor, step_executor
+from tonnage.sim.cost.step_time import StepExecutor
 from tonnage.sim.domain import EngineSpec, GpuSpec, ModelSpec, PoolSpec
 from tonnage.sim.engine.fleet import Deployment, PoolPlan
-from tonnage.sim.engine.instance import Executor
 from tonnage.sim.model.draft import draft_of
 from tonnage.sim.model.engine_rules import (
     captured_batch_sizes,
@@ -114,7 +114,7 @@ def _plan(scenario: Scenario, pool: BuiltPool) -> PoolPlan:
         instances=spec.instances,
         scheduling=scheduling,
         longest_request_tokens=pool.memory.longest_request_tokens,
-        executor=_executor(engine, pool),
+        executor=executor_of(scenario, pool),
         restore_s=_restore_s(pool),
     )
 
@@ -131,8 +131,9 @@ def numbered(deployment: Deployment, run: RunResult) -> tuple[dict[int, str], di
     return labels, pages
 
 
-def _executor(engine: EngineSpec, pool: BuiltPool) -> Executor:
-    spec = pool.spec
+def executor_of(scenario: Scenario, pool: BuiltPool) -> StepExecutor | SpeculatingExecutor:
+    """Return what predicts the steps of a pool."""
+    spec, engine = pool.spec, scenario.engine_spec()
     query_tokens = 1 if spec.speculation is None else spec.speculation.query_tokens
     per_rank = max(1, spec.max_running_requests // spec.layout.attention_dp)
     captured: tuple[int, ...] = ()

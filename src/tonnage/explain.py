@@ -1,0 +1,108 @@
+"""Where the time of a step goes: one decode and one prefill step of each pool, by operator."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tonnage.pools import BuiltPool, built_pools, executor_of
+from tonnage.scenarios.schema import Scenario
+from tonnage.sim.cost.operator_times import OperatorTime, interval_factors, total_s
+from tonnage.sim.domain import BadInputError, PromptChunk, Step
+
+_NONE = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """The step to explain: requests that decode, their context, the tokens of a prompt chunk."""
+
+    requests: int
+    context_tokens: int
+    prompt_tokens: int
+
+    def __post_init__(self) -> None:
+        for name in ("requests", "context_tokens", "prompt_tokens"):
+            if getattr(self, name) < 1:
+                raise BadInputError(f"explain: {name} must be at least 1")
+
+
+def explain_steps(scenario: Scenario, shape: StepShape) -> dict[str, dict[str, Any]]:
+    """Return the steps of every pool by name, such as `decode` or `serve prefill`.
+
+    Raises BadInputError and InfeasibleError as `memory` does.
+    """
+    steps: dict[str, dict[str, Any]] = {}
+    for role, pool in built_pools(scenario).items():
+        if role != "prefill":
+            name = "decode" if role == "decode" else f"{role} decode"
+            steps[name] = _explained(scenario, pool, _decode_step(pool, shape))
+        if role != "decode":
+            name = "prefill" if role == "prefill" else f"{role} prefill"
+            steps[name] = _explained(scenario, pool, _prefill_step(pool, shape))
+    return steps
+
+
+def _decode_step(pool: BuiltPool, shape: StepShape) -> Step:
+    contexts = np.full(shape.requests, shape.context_tokens, dtype=np.int64)
+    speculation = pool.spec.speculation
+    query_tokens = 1 if speculation is None else speculation.query_tokens
+    return Step(contexts, int(contexts.sum()), (), query_tokens=query_tokens)
+
+
+def _prefill_step(pool: BuiltPool, shape: StepShape) -> Step:
+    tokens = min(shape.prompt_tokens, pool.spec.chunk_tokens)
+    return Step(_NONE, 0, (PromptChunk(tokens, 0),))
+
+
+def _explained(scenario: Scenario, pool: BuiltPool, step: Step) -> dict[str, Any]:
+    times = executor_of(scenario, pool).times(step)
+    seconds = total_s(times)
+    low, high = interval_factors(times)
+    return {
+        "gpu": pool.gpu.name,
+        "requests": step.decode_requests,
+        "context_tokens": int(step.decode_context_tokens[0]) if step.decode_requests else None,
+        "prompt_tokens": sum(chunk.new_tokens for chunk in step.prefill_chunks) or None,
+        "seconds": seconds,
+        "interval_s": [seconds * low, seconds * high],
+        "roofline_s": sum(one.roofline_s for one in times),
+        "operators": [_row(one, seconds) for one in _by_name(times)],
+    }
+
+
+def _by_name(times: list[OperatorTime]) -> list[OperatorTime]:
+    """Join operators of one name and source; the longest first."""
+    groups: defaultdict[tuple[str, str, bool], list[OperatorTime]] = defaultdict(list)
+    for one in times:
+        groups[one.name, one.source, one.inside].append(one)
+    joined = [
+        OperatorTime(
+            name,
+            total_s(group),
+            sum(one.low_s for one in group),
+            sum(one.high_s for one in group),
+            sum(one.roofline_s for one in group),
+            group[0].source,
+            inside,
+            sum(one.hidden_s for one in group),
+        )
+        for (name, _, inside), group in groups.items()
+    ]
+    return sorted(joined, key=lambda one: -one.seconds)
+
+
+def _row(time: OperatorTime, step_s: float) -> dict[str, Any]:
+    return {
+        "operator": time.name,
+        "seconds": time.seconds,
+        "share": time.seconds / step_s if step_s else 0.0,
+        "interval_s": [time.low_s, time.high_s],
+        "roofline_s": time.roofline_s,
+        "hidden_s": time.hidden_s,
+        "source": time.source,
+        "inside_measured_range": time.inside,
+    }

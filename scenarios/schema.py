@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
 from tonnage.scenarios.catalogue import load_gpu, load_model
+from tonnage.scenarios.profiles import ProfileChoice, choose_profile, is_path, profile_paths
 from tonnage.scenarios.schema_base import (
     AutoFraction,
     AutoText,
@@ -69,6 +70,16 @@ def _known_objectives(value: object) -> object:
             raise field_error(
                 str(key), f"unknown objective; {did_you_mean(str(key), list(_OBJECTIVES))}"
             )
+    return value
+
+
+def _known_profile(value: str) -> str:
+    if value in ("auto", "datasheet") or is_path(value):
+        return value
+    known = ["auto", "datasheet", *profile_paths()]
+    if value not in known:
+        mend = did_you_mean(value, known)
+        raise field_error("", f"{value!r} is no profile; {mend} (or a path, such as ./{value})")
     return value
 
 
@@ -132,7 +143,7 @@ class Scenario(Section):
     cache: CacheSection = CacheSection()
     slo: Annotated[dict[str, PositiveSeconds], BeforeValidator(_known_objectives)] = Field(default={})
     price: PriceSection = PriceSection()
-    profile: Literal["auto", "datasheet"] = "auto"
+    profile: Annotated[Text, AfterValidator(_known_profile)] = "auto"
     seed: WholeOrZero = 0
     # Partial scenarios by name, merged over this one by `load.load_variants`.
     variants: dict[str, dict[str, Any]] = Field(default={}, exclude=True)
@@ -188,6 +199,12 @@ class Scenario(Section):
         own = self.pools.named()[role].gpu
         with self._naming("gpu" if own is None else f"pools.{role}.gpu"):
             return load_gpu(self._beside(own or self.gpu))
+
+    def profile_choice(self, role: Role) -> ProfileChoice:
+        """Choose the profile that a pool's predictions rest on, and say why; reads no tables."""
+        gpu = self.gpu_spec(role)
+        with self._naming("profile"):
+            return choose_profile(self.profile, gpu, self.engine.name, self._folder)
 
     def speculation_spec(self, role: Role) -> SpeculationSpec | None:
         """Return how a pool speculates, None where it does not; loads its draft model."""

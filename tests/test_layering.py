@@ -1,4 +1,4 @@
-"""Imports run one way: cli -> api -> scenarios -> sim; inside sim only the engine knows simpy."""
+"""Imports run one way: cli -> api -> calibrate, scenarios -> sim; in sim only engine has simpy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("sim", "scenarios")
+FOLDERS = ("sim", "scenarios", "calibrate")
 MODULES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 
@@ -31,12 +31,17 @@ def forbidden_imports(path: Path) -> set[str]:
     banned = {"torch", "triton", "streamlit"}
     if room[0] == "sim":
         banned |= {"tonnage.scenarios", "tonnage.api", "tonnage.cli", "tonnage.kernels", "yaml"}
+        banned |= {"tonnage.calibrate", "aiconfigurator_core"}
         if room[1] != "engine":
             banned |= {"simpy", "tonnage.sim.engine"}
         if room[1] in ("domain.py", "units.py"):
             banned |= {f"tonnage.sim.{name}" for name in ("model", "traffic", "serving", "cost")}
     if room[0] == "scenarios":
         banned |= {"simpy", "tonnage.api", "tonnage.cli", "tonnage.sim.engine"}
+        banned |= {"tonnage.calibrate", "aiconfigurator_core"}
+    if room[0] == "calibrate":
+        banned |= {"simpy", "tonnage.api", "tonnage.cli", "tonnage.sim.engine"}
+        banned |= {"aiconfigurator_core"}
     return {
         name for name in names if any(name == ban or name.startswith(f"{ban}.") for ban in banned)
     }

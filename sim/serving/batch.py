@@ -133,8 +133,9 @@ class DecodeBatch:
     def take_newcomers(self) -> list[Sequence]:
         """Return the sequences that joined since the last call."""
         newcomers = self._newcomers
-        if newcomers:
-            self._newcomers = []
+        if not newcomers:
+            return []  # not the list that later ones are put into
+        self._newcomers = []
         return newcomers
 
     def advance(self, steps: int) -> tuple[list[Sequence], list[Sequence]]:

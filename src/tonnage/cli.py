@@ -13,6 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
+from tonnage.cli_explain import explain
+from tonnage.cli_profile import profile_app
 from tonnage.cli_sweep import sweep
 from tonnage.sim.domain import BadInputError, TonnageError
 
@@ -131,7 +133,7 @@ def simulate(
       tonnage simulate glm-5.2-h200 --set 'slo.tpot_p95=50ms' --ceiling --replications 5
     """
     from tonnage import api
-    from tonnage.output import check_destinations, write_folder
+    from tonnage.output import check_destinations, write_folder, write_json
     from tonnage.runs import asked_for
     from tonnage.terminal import labelled, progress
     from tonnage.timeline import check_timeline_file, print_timelines, write_timelines
@@ -162,7 +164,7 @@ def simulate(
         write_folder(out, summary, runs, records)
     if timeline is not None:
         write_timelines(timeline, reports)
-    if _write_json(json_file, summary):
+    if write_json(json_file, summary):
         from tonnage.tables import print_simulation
         from tonnage.terminal import output_console
 
@@ -226,7 +228,7 @@ def _report_memory(
     out: Path | None,
 ) -> None:
     from tonnage import api
-    from tonnage.output import check_destinations, write_summary
+    from tonnage.output import check_destinations, write_json, write_summary
     from tonnage.runs import asked_for, one_scenario
     from tonnage.scenarios.load import parse_scenario
 
@@ -239,14 +241,16 @@ def _report_memory(
     summary = asked.joint(runs)
     if out is not None:
         write_summary(out, summary)
-    if _write_json(json_file, summary):
+    if write_json(json_file, summary):
         from tonnage.memory_table import print_memory
         from tonnage.terminal import output_console
 
         print_memory(output_console(), runs)
 
 
+app.command()(explain)
 app.command()(sweep)
+app.add_typer(profile_app, name="profile")
 
 
 class _Kind(StrEnum):
@@ -268,7 +272,7 @@ def list_shipped(
       tonnage list scenarios
     """
     from tonnage import listing
-    from tonnage.output import check_destinations
+    from tonnage.output import check_destinations, write_json
 
     check_destinations(json_file, None)
     makers = {
@@ -277,19 +281,7 @@ def list_shipped(
         _Kind.SCENARIOS: listing.scenarios,
     }
     rows = makers[kind]()
-    if _write_json(json_file, {kind.value: rows}):
+    if write_json(json_file, {kind.value: rows}):
         from tonnage.terminal import output_console
 
         listing.print_rows(output_console(), rows)
-
-
-def _write_json(json_file: str | None, data: dict[str, Any]) -> bool:
-    """Write the JSON where it is wanted; return whether tables are still to be printed."""
-    from tonnage.output import json_text, write_text
-
-    if json_file == "-":
-        typer.echo(json_text(data))
-        return False
-    if json_file is not None:
-        write_text(Path(json_file), json_text(data) + "\n")
-    return True

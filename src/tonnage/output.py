@@ -66,6 +66,16 @@ def whole_file(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def write_json(json_file: str | None, data: Mapping[str, Any]) -> bool:
+    """Write the JSON where it is wanted; return whether tables are still to be printed."""
+    if json_file == "-":
+        print(json_text(data))
+        return False
+    if json_file is not None:
+        write_text(Path(json_file), json_text(data) + "\n")
+    return True
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file whole."""
     with whole_file(path) as file:

@@ -96,12 +96,12 @@ class _Rehearsal:
         """Return the next plan that runs something, bringing forward what is due while idle."""
         while True:
             plan: Plan = self._scheduler.next_step()
-            for sequence in plan.admitted:
-                kv_step = max(self._asks[self._name(sequence)].kv, step)
-                self._due.append((kv_step, "arrives", self._name(sequence)))
+            now = step - (plan.step is None)
             for sequence in plan.restored:
-                arrival = (step + self._restore_steps, "arrives", self._name(sequence))
-                self._due.append(arrival)
+                self._due.append((now + self._restore_steps, "arrives", self._name(sequence)))
+            for sequence in plan.admitted:
+                name = self._name(sequence)
+                self._due.append((max(self._asks[name].kv, now), "arrives", name))
             if plan.step is not None:
                 return plan
             if self._notes(plan):
@@ -171,10 +171,10 @@ class _Rehearsal:
         rank.running += self._names_of(part.newcomers)
         if step is None or not step.decode_requests:
             return ""
-        wasted = [f"({name})" for name in rank.ended]
         assert len(rank.running) == part.decoding
-        assert step.decode_requests - part.decoding in (0, len(wasted))
-        return " ".join(rank.running + wasted[: step.decode_requests - part.decoding])
+        wasted = step.decode_requests - part.decoding
+        assert wasted in (0, len(rank.ended))
+        return " ".join(rank.running + [f"({' '.join(rank.ended)})"] * (wasted > 0))
 
     def _notes(self, plan: Plan) -> list[str]:
         decided = {

@@ -331,13 +331,13 @@ def test_prompt_pages_that_others_took_are_computed_again() -> None:
 def test_the_last_request_is_aborted_when_no_page_is_left() -> None:
     rows = rehearse(scheduler(7), [Ask("A", 4, 9), Ask("B", 2, 1, during=3)])
     assert rows == table("""
-        step | prompts | decode | notes   | free
-        0    | A:4@0   |        |         | 3
-        1    |         | A      |         | 2
-        2    |         | A      |         | 1
-        3    |         | A      |         | 0
+        step | prompts | decode | notes          | free
+        0    | A:4@0   |        |                | 3
+        1    |         | A      |                | 2
+        2    |         | A      |                | 1
+        3    |         | A      |                | 0
         4    | B:2@0   |        | abort A, end B | 5
-        5    |         | (B)    |         | 4
+        5    |         | (B)    |                | 4
     """)
 
 

@@ -2,7 +2,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test check bench
+.PHONY: setup demo test check bench profiles validation
 
 setup: $(VENV)/.done
 
@@ -26,3 +26,11 @@ check: setup
 
 bench: setup
 	$(BIN)/python benchmarks/engine.py
+
+# The shipped profiles, from the installed aiconfigurator-core (extra `import`), and what they miss.
+profiles: setup
+	$(BIN)/python -m tonnage.calibrate.build
+	$(BIN)/python -m tonnage.calibrate.validate
+
+validation: setup
+	$(BIN)/python -m tonnage.calibrate.validate

@@ -19,7 +19,6 @@ from tonnage.scenarios.profiles import ProfileChoice, choose_profile, is_path, p
 from tonnage.scenarios.schema_base import (
     AutoFraction,
     AutoText,
-    Bandwidth,
     Bytes,
     Number,
     PositiveSeconds,
@@ -30,8 +29,10 @@ from tonnage.scenarios.schema_base import (
     did_you_mean,
     field_error,
 )
+from tonnage.scenarios.schema_network import LinkSection, RouterSection
 from tonnage.scenarios.schema_pools import PoolSection, PoolsSection, Role
 from tonnage.scenarios.schema_traffic import TrafficSection
+from tonnage.scenarios.trace_files import find_trace
 from tonnage.sim.domain import (
     BadInputError,
     EngineSpec,
@@ -41,8 +42,10 @@ from tonnage.sim.domain import (
     Objective,
     SpeculationSpec,
 )
+from tonnage.sim.serving.policy import policy_for
+from tonnage.sim.serving.router import RoutingSpec
 from tonnage.sim.traffic.lengths import LengthDistribution
-from tonnage.sim.traffic.spec import TraceSource, TrafficSpec
+from tonnage.sim.traffic.spec import SessionSpec, SessionTrace, TraceSource, TrafficSpec
 
 # The versions whose rules were read: what `version: auto` means.
 ENGINE_VERSIONS = {"sglang": "0.5.23", "vllm": "0.33"}
@@ -54,8 +57,8 @@ _OBJECTIVES = {
     for metric in _METRICS
     for name, quantile in _QUANTILES.items()
 }
+_NO_KEYS = ("closed", "resident", "poisson", "gamma")  # nothing but lengths
 _PATH_LIKE = re.compile(r"[/\\]|\.(json|ya?ml)$")
-_SHIPPED_TRACES = Path(__file__).parent / "traces"
 
 
 def _none_yet(value: float) -> float:
@@ -90,28 +93,15 @@ class EngineSection(Section):
     version: AutoText = None
     mem_fraction: AutoFraction = None
     mem_fraction_source: Literal["given", "fitted"] = "given"
+    # How tokens choose experts, and what the engine itself adds to every step.
+    routing: Literal["uniform", "balanced", "power_law_1.01", "power_law_1.2"] = "uniform"
+    step_overhead: Seconds = 0.0
 
     def spec(self) -> EngineSpec:
         """Return the engine with its version filled in."""
         source = "auto" if self.mem_fraction is None else self.mem_fraction_source
         version = self.version or ENGINE_VERSIONS[self.name]
         return EngineSpec(self.name, version, self.mem_fraction, source)
-
-
-class LinkSection(Section):
-    """The path of KV from prefill to decode; `setup` passes before the first byte."""
-
-    kind: Literal["nvlink", "rdma", "tcp", "pcie"] = "rdma"
-    bandwidth: Bandwidth = 50e9  # 400Gb/s, one direction
-    per: Literal["gpu"] = "gpu"
-    setup: Seconds = 0.0
-
-
-class RouterSection(Section):
-    """How the next instance of a pool is chosen."""
-
-    policy: Literal["round_robin", "random", "least_requests", "token_aware"] = "token_aware"
-    affinity: Literal["none"] = "none"
 
 
 class CacheSection(Section):
@@ -166,6 +156,17 @@ class Scenario(Section):
                     raise field_error(f"pools.{role}", problem)
         return self
 
+    @model_validator(mode="after")
+    def _can_be_routed_and_sent(self) -> Scenario:
+        self.router.check({role: pool.instances for role, pool in self.pools.named().items()})
+        if self.router.affinity != "none" and self.traffic.kind in _NO_KEYS:
+            problem = f"requests of kind {self.traffic.kind} belong to no session and share no"
+            raise field_error("router.affinity", f"{problem} prefix; use none, or other traffic")
+        if self.link.overlap and not self._sends_early_by_rule():
+            problem = f"{self.engine.name} gives decode pages after the prompt, so no part of it"
+            raise field_error("link.overlap", f"{problem} can leave before; use auto or false")
+        return self
+
     def came_from(self, source: str, folder: Path) -> Scenario:
         """Remember the file that messages name and the folder that relative paths start from."""
         self._source, self._folder = source, folder
@@ -182,8 +183,22 @@ class Scenario(Section):
         return tuple(Objective(*_OBJECTIVES[key], limit_s) for key, limit_s in self.slo.items())
 
     def link_spec(self) -> LinkSpec:
-        """Return the handoff path."""
-        return LinkSpec(self.link.kind, self.link.bandwidth, self.link.setup)
+        """Return the handoff path, between the GPUs of the pools that it joins."""
+        roles = list(self.pools.named())
+        with self._naming("link.bandwidth"):
+            return self.link.spec(self.gpu_spec(roles[0]), self.gpu_spec(roles[-1]))
+
+    def sends_early(self) -> bool:
+        """Return whether the KV of a prompt leaves chunk by chunk."""
+        return self._sends_early_by_rule() if self.link.overlap is None else self.link.overlap
+
+    def _sends_early_by_rule(self) -> bool:
+        engine = self.engine.spec()
+        return policy_for(engine.name, engine.version).allocates_before_prefill
+
+    def routing_spec(self) -> RoutingSpec:
+        """Return how requests are spread over instances."""
+        return self.router.spec()
 
     def engine_spec(self) -> EngineSpec:
         """Return the engine with its version filled in."""
@@ -226,6 +241,8 @@ class Scenario(Section):
             timeout_s=traffic.timeout,
             output_limit_tokens=traffic.output_limit_tokens,
             trace=self._trace() if traffic.kind == "trace" else None,
+            shape=traffic.day_shape(),
+            sessions=self._sessions(),
         )
 
     def _length(self, name: Literal["input_tokens", "output_tokens"]) -> LengthDistribution:
@@ -237,8 +254,18 @@ class Scenario(Section):
         traffic = self.traffic
         assert traffic.path is not None  # TrafficSection asks for it
         with self._naming("traffic.path"):
-            path = _find_trace(traffic.path, self._folder)
+            path = find_trace(traffic.path, self._folder)
         return TraceSource(path, traffic.format, traffic.rate_scale, traffic.limit)
+
+    def _sessions(self) -> SessionSpec | SessionTrace | None:
+        section = self.traffic.session
+        if section is None:
+            return None
+        if section.path is None:
+            with self._naming("traffic.session"):
+                return section.spec(self._folder)
+        with self._naming("traffic.session.path"):
+            return SessionTrace(find_trace(section.path, self._folder), section.count)
 
     def _beside(self, name: str) -> str:
         """Return the path of a file beside the scenario; a shipped name is left as it is."""
@@ -259,15 +286,3 @@ class Scenario(Section):
         data = self.model_dump(mode="json")
         data["engine"]["version"] = self.engine.spec().version
         return data
-
-
-def _find_trace(name: str, folder: Path) -> Path:
-    """Look beside the scenario, among the shipped traces, then in the working folder."""
-    for place in (folder, _SHIPPED_TRACES, Path()):
-        if (place / name).is_file():
-            return place / name
-    shipped = ", ".join(sorted(path.name for path in _SHIPPED_TRACES.glob("*.gz")))
-    raise BadInputError(
-        f"no trace file {name!r} beside the scenario or in the working folder; "
-        f"give its path, or a shipped one: {shipped}"
-    )

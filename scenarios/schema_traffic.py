@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tonnage.scenarios.schema_base import (
+    Number,
     Positive,
     PositiveList,
     PositiveSeconds,
@@ -18,101 +20,56 @@ from tonnage.scenarios.schema_base import (
     field_error,
     shown,
 )
+from tonnage.scenarios.schema_lengths import ConstantLength as ConstantLength
+from tonnage.scenarios.schema_lengths import FileLength as FileLength
+from tonnage.scenarios.schema_lengths import Length as Length
+from tonnage.scenarios.schema_lengths import LogNormalLength as LogNormalLength
+from tonnage.scenarios.schema_lengths import UniformLength as UniformLength
+from tonnage.scenarios.schema_session import SessionSection
 from tonnage.sim.domain import BadInputError
-from tonnage.sim.traffic.files import read_lengths
-from tonnage.sim.traffic.lengths import Constant, LengthDistribution, LogNormal, Uniform
+from tonnage.sim.traffic.shapes import DIURNAL, DayShape
+
+_Points = tuple[tuple[float, float], ...]
 
 
-class ConstantLength(Section):
-    """The same number of tokens for every request."""
-
-    kind: Literal["constant"] = "constant"
-    tokens: Whole = 1000
-
-    def distribution(self, folder: Path) -> LengthDistribution:
-        """Return the domain's distribution."""
-        return Constant(self.tokens)
-
-
-class UniformLength(Section):
-    """Whole numbers between two ends, both included."""
-
-    kind: Literal["uniform"] = "uniform"
-    low: Whole = 1
-    high: Whole = 1000
-
-    def distribution(self, folder: Path) -> LengthDistribution:
-        """Return the domain's distribution."""
-        return Uniform(self.low, self.high)
+def _shape_points(value: object) -> object:
+    """Let `diurnal` be its points; check that a list is one of pairs of numbers."""
+    if value is None:
+        return None
+    if value == "diurnal":
+        return DIURNAL
+    pairs = value if isinstance(value, list | tuple) else ()
+    points = tuple(tuple(pair) for pair in pairs if isinstance(pair, list | tuple))
+    if not points or len(points) != len(pairs) or any(len(pair) != 2 for pair in points):
+        example = "[[0, 0.5], [9, 1.5], [18, 1.0]]"
+        problem = f"{shown(value)} is no shape of a day; write diurnal, or hours and factors"
+        raise field_error("", f"{problem}: {example}")
+    return points
 
 
-class LogNormalLength(Section):
-    """A long tail given by its 95 % quantile and either its mean or its median."""
-
-    kind: Literal["lognormal"] = "lognormal"
-    mean: Positive | None = None
-    median: Positive | None = None
-    p95: Positive = 4000.0
-    max: Whole | None = None
-
-    @model_validator(mode="after")
-    def _one_centre(self) -> LogNormalLength:
-        if (self.mean is None) == (self.median is None):
-            raise field_error("", "a lognormal needs either mean or median beside p95")
-        return self
-
-    def distribution(self, folder: Path) -> LengthDistribution:
-        """Return the domain's distribution."""
-        if self.mean is not None:
-            return LogNormal.from_mean_and_p95(self.mean, self.p95, self.max)
-        assert self.median is not None  # _one_centre
-        return LogNormal.from_median_and_p95(self.median, self.p95, self.max)
+def _checked_shape(points: _Points | None) -> _Points | None:
+    """Have the domain check the points."""
+    if points is not None:
+        try:
+            DayShape(points)
+        except BadInputError as error:
+            raise field_error("", str(error)) from error
+    return points
 
 
-class FileLength(Section):
-    """Lengths drawn from one column of a CSV file."""
-
-    kind: Literal["file"] = "file"
-    file: Text = ""
-    column: Text = "tokens"
-
-    def distribution(self, folder: Path) -> LengthDistribution:
-        """Read the file; a relative one lies in the scenario's `folder`."""
-        return read_lengths(folder / self.file, self.column)
-
-
-_KINDS = ("constant", "uniform", "lognormal", "file")
-
-
-def _with_kind(value: object) -> object:
-    """Let a bare number be a constant and a mapping with `file` a file."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return {"kind": "constant", "tokens": value}
-    if isinstance(value, dict):
-        kind = value.get("kind", "file" if "file" in value else None)
-        if kind not in _KINDS:
-            raise field_error("kind", f"{shown(kind)} is not one of {', '.join(_KINDS)}")
-        return {**value, "kind": kind}
-    if isinstance(value, Section):
-        return value
-    raise field_error(
-        "",
-        f"{shown(value)} is not a length; write a number of tokens, "
-        "{kind: uniform, low: 1000, high: 3000}, {kind: lognormal, mean: 2000, p95: 6000} "
-        "or {file: lengths.csv, column: tokens}",
-    )
-
-
-Length = Annotated[
-    Annotated[ConstantLength | UniformLength | LogNormalLength | FileLength, Discriminator("kind")],
-    BeforeValidator(_with_kind),
-]
+# What sessions have of their own, so that nobody sets the wrong one and wonders.
+_NOT_OF_SESSIONS = {
+    "input_tokens": "traffic.session.new_input_tokens",
+    "output_tokens": "traffic.session.output_tokens",
+    "requests": "traffic.session.count",
+    "path": "traffic.session.path",
+}
 
 
 class TrafficSection(Section):
     """What load is offered."""
 
-    kind: Literal["closed", "resident", "poisson", "gamma", "trace"] = "closed"
+    kind: Literal["closed", "resident", "poisson", "gamma", "trace", "sessions"] = "closed"
     concurrency: WholeList = (1, 8, 16, 32, 64)
     rate_per_s: PositiveList | None = None
     coefficient_of_variation: Positive = 1.0  # gamma: of the gaps between arrivals
@@ -120,11 +77,24 @@ class TrafficSection(Section):
     output_tokens: Length = ConstantLength(tokens=1000)
     requests: Whole = 512
     path: Text | None = None
-    format: Literal["auto", "mooncake", "azure", "csv"] = "auto"
+    format: Literal["auto", "mooncake", "azure", "csv", "sessions"] = "auto"
     rate_scale: Positive = 1.0  # trace: 2 replays it twice as fast
     limit: Whole | None = None  # trace: requests read at most
     timeout: PositiveSeconds | None = None  # a client gives up after this long
     output_limit_tokens: Whole | None = None  # that clients allow; null: what they will get
+    session: SessionSection | None = None  # kind sessions
+    # Of a rate over the day: `diurnal`, or [[hour, factor], ...]; the run begins at `start_hour`.
+    shape: Annotated[
+        _Points | None, BeforeValidator(_shape_points), AfterValidator(_checked_shape)
+    ] = None
+    start_hour: Annotated[Number, Field(ge=0, lt=24)] = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sessions_have_a_section(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("kind") == "sessions":
+            return {"session": {}, **data}
+        return data
 
     @model_validator(mode="after")
     def _fits_the_kind(self) -> TrafficSection:
@@ -135,11 +105,48 @@ class TrafficSection(Section):
         if self.kind == "resident" and self.timeout is not None:
             problem = "kind resident has requests that never arrive, so no client waits"
             raise field_error("timeout", f"{problem}; set it to null, or use kind closed")
-        if self.kind in ("closed", "resident"):
+        if self.kind == "sessions":
+            self._check_sessions()
+        elif self.session is not None:
+            raise field_error("session", f"kind {self.kind} has no sessions; use kind sessions")
+        if self.shape is not None and self.points_are != "rates":
+            problem = "only a rate has a shape over the day"
+            raise field_error("shape", f"{problem}; use kind poisson, gamma or sessions with one")
+        if self.points_are == "users":
             self._check_concurrency()
         self._check_length("input_tokens", self.input_tokens)
         self._check_length("output_tokens", self.output_tokens)
         return self
+
+    @property
+    def points_are(self) -> Literal["users", "rates", "trace"]:
+        """What a point of the curve is given by."""
+        if self.kind == "trace":
+            return "trace"
+        by_rate = self.kind in ("poisson", "gamma") or (self.kind == "sessions" and self.rate_per_s)
+        return "rates" if by_rate else "users"
+
+    def _check_sessions(self) -> None:
+        if self.session is None:
+            raise field_error("session", "kind sessions needs it; remove the line for its defaults")
+        defaults = TrafficSection()
+        for name, mend in _NOT_OF_SESSIONS.items():
+            if getattr(self, name) != getattr(defaults, name):
+                raise field_error(name, f"kind sessions does not read it; set {mend}")
+        if self.rate_per_s and self.concurrency != defaults.concurrency:
+            problem = "sessions begin at a rate or a number of them is under way, not both"
+            raise field_error("rate_per_s", f"{problem}; remove it or concurrency")
+
+    def day_shape(self) -> DayShape | None:
+        """Return the shape of the rate over the day."""
+        return None if self.shape is None else DayShape(self.shape, self.start_hour)
+
+    def files(self) -> Iterator[str]:
+        """Yield the names of the files that lengths and durations are drawn from."""
+        lengths = (self.input_tokens, self.output_tokens)
+        yield from (one.file for one in lengths if isinstance(one, FileLength))
+        if self.session is not None:
+            yield from self.session.files()
 
     def _check_concurrency(self) -> None:
         if not self.concurrency:
@@ -147,7 +154,7 @@ class TrafficSection(Section):
         if list(self.concurrency) != sorted(set(self.concurrency)):
             mend = f"write {sorted(set(self.concurrency))}"
             raise field_error("concurrency", f"the numbers must rise, each once; {mend}")
-        if self.requests < self.concurrency[-1]:
+        if self.kind != "sessions" and self.requests < self.concurrency[-1]:
             problem = f"{self.requests} requests cannot keep {self.concurrency[-1]} in the system"
             raise field_error("requests", f"{problem}; ask for several times as many")
 

@@ -239,7 +239,9 @@ class LinkSpec:
 
     kind: str
     bandwidth_bytes_per_s: float  # one direction, per GPU of the sending instance
-    setup_s: float
+    setup_s: float  # before the first byte of every part that is sent
+    receiver_bandwidth_bytes_per_s: float | None = None  # per GPU that receives; None: the same
+    source: str = "given"
 
 
 # --- deployment ---------------------------------------------------------------------------------
@@ -358,15 +360,26 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request of the offered load. `output_tokens` counts the first token too."""
+    """One request of the offered load. `output_tokens` counts the first token too.
+
+    `block_ids` name the content of its first blocks of `block_tokens` tokens each: the prompt's
+    and, where it is known, the output's after it. An id stands for its block and all before it, so
+    two requests that begin with the same ids begin with the same tokens. The last block may be
+    filled in part, by the end of the prompt. No ids: nothing is known to be shared.
+    """
 
     id: int
     arrival_s: float
     input_tokens: int
     output_tokens: int
     output_limit_tokens: int | None = None  # what the client allows; the scheduler knows only this
+    session: int | None = None  # the conversation that it is a turn of
+    block_ids: tuple[int, ...] = ()
+    block_tokens: int = 0
 
     def __post_init__(self) -> None:
+        if self.block_ids and self.block_tokens < 1:
+            raise BadInputError(f"request {self.id}: block ids without a size of their blocks")
         if self.input_tokens < 1 or self.output_tokens < 1:
             raise BadInputError(
                 f"request {self.id}: {self.input_tokens} input and {self.output_tokens} output "

@@ -8,7 +8,7 @@ import pytest
 
 import tonnage
 from tonnage import api
-from tonnage.pools import wire_bytes_per_gpu
+from tonnage.handoff import wire_bytes_per_gpu
 from tonnage.scenarios.catalogue import load_model, scenario_names
 from tonnage.scenarios.load import load_scenario, load_variants, parse_scenario
 from tonnage.sim.domain import BadInputError, InfeasibleError, ParallelLayout

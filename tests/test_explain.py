@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from tonnage import api
 from tonnage.cli import app
-from tonnage.pools import built_pools, executor_of
+from tonnage.pools import built_pools, times_of
 from tonnage.scenarios.load import load_scenario, parse_scenario
 from tonnage.sim.cost.estimate import Estimate
 from tonnage.sim.cost.operator_times import (
@@ -57,7 +57,7 @@ def steps(query_tokens: int) -> list[Step]:
 def test_operators_add_up_to_the_step(name: str) -> None:
     scenario = parse_scenario({"traffic": {"requests": 64}, **SCENARIOS[name]})
     pool = built_pools(scenario)["serve"]
-    executor = executor_of(scenario, pool)
+    executor = times_of(scenario, built_pools(scenario))["serve"].executor
     speculation = pool.spec.speculation
     for step in steps(1 if speculation is None else speculation.query_tokens):
         assert total_s(executor.times(step)) == pytest.approx(executor.run(step, 1)[0], rel=1e-9)

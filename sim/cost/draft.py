@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from tonnage.sim.cost.operator_times import OperatorTime
-from tonnage.sim.cost.roofline import RooflineExecutor
-from tonnage.sim.domain import FloatArray, GpuSpec, ModelSpec, ParallelLayout, Step
+from tonnage.sim.cost.step_time import StepPredictor
+from tonnage.sim.domain import FloatArray, ModelSpec, ParallelLayout, Step
 from tonnage.sim.model.draft import DraftSpec, draft_layout
 
 
@@ -18,7 +19,7 @@ class SpeculatingExecutor:
     decoding request. Every pass reads the draft's own weights, KV and head.
     """
 
-    def __init__(self, target: RooflineExecutor, passes: tuple[RooflineExecutor, ...]) -> None:
+    def __init__(self, target: StepPredictor, passes: tuple[StepPredictor, ...]) -> None:
         self._target = target
         self._passes = passes  # the last of them runs all later passes too
 
@@ -61,23 +62,20 @@ def _drafts(times: list[OperatorTime], passes: int) -> list[OperatorTime]:
 
 
 def step_executor(
+    make: Callable[[ModelSpec, ParallelLayout], StepPredictor],
     model: ModelSpec,
     layout: ParallelLayout,
-    gpu: GpuSpec,
-    kv_format: str,
-    engine: str,
-    captured_sizes: tuple[int, ...] = (),
     draft: DraftSpec | None = None,
-) -> RooflineExecutor | SpeculatingExecutor:
-    """Return what predicts the steps of a pool; a draft that costs nothing is None."""
-    target = RooflineExecutor(model, layout, gpu, kv_format, engine, captured_sizes)
+) -> StepPredictor:
+    """Return what predicts the steps of a pool; a draft that costs nothing is None.
+
+    `make` returns what predicts the steps of one model alone.
+    """
+    target = make(model, layout)
     if draft is None:
         return target
     alone = draft_layout(draft.held, layout)
-    passes = (
-        RooflineExecutor(one, alone, gpu, kv_format, engine, captured_sizes) for one in draft.passes
-    )
-    return SpeculatingExecutor(target, tuple(passes))
+    return SpeculatingExecutor(target, tuple(make(one, alone) for one in draft.passes))
 
 
 def _one_token(step: Step) -> Step:

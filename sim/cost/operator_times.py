@@ -89,5 +89,9 @@ def interval_factors(times: Iterable[OperatorTime]) -> tuple[float, float]:
 
 def worst_source(times: Iterable[OperatorTime]) -> Source:
     """Return the weakest source of those whose time counts."""
-    present = {one.source for one in times if one.seconds > 0}
-    return max(present or {"datasheet"}, key=_WORST_LAST.index)
+    return weakest(one.source for one in times if one.seconds > 0)
+
+
+def weakest(sources: Iterable[Source]) -> Source:
+    """Return the weakest of some sources; of none, the datasheet."""
+    return max(sources, key=_WORST_LAST.index, default="datasheet")

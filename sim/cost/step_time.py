@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -50,6 +50,16 @@ class Decoding(NamedTuple):
     contexts: IntArray
     share: float
     query_tokens: int
+
+
+class StepPredictor(Protocol):
+    """Knows how long steps take, and of what their time is made."""
+
+    def run(self, step: Step, max_steps: int) -> FloatArray:
+        """Return the seconds of the step and its next repetitions `[max_steps]`."""
+
+    def times(self, step: Step) -> list[OperatorTime]:
+        """Return every operator of one step that is spread evenly over the attention-DP ranks."""
 
 
 class StepExecutor(ABC):

@@ -10,37 +10,37 @@ from tonnage.sim.engine.fleet import (
     note_finished,
     note_prompt_done,
 )
+from tonnage.sim.engine.handoff import Transfers
 from tonnage.sim.engine.instance import Instance
-from tonnage.sim.engine.network import Link
 from tonnage.sim.serving.build import decode_scheduler, prefill_scheduler
 from tonnage.sim.serving.plan import Outcome, Plan
 from tonnage.sim.serving.sequence import Sequence
 
 
 class DisaggregatedFleet:
-    """Prefill instances, links, decode instances.
+    """Prefill instances, a network, decode instances.
 
     A request gets both instances at arrival. By the policy it gets pages at the decode instance
-    before its prompt is computed (SGLang) or after (vLLM); then its KV travels while the prefill
-    pages stay held, then it decodes. Its first token reaches the client from the decode instance,
-    when the KV has arrived.
+    before its prompt is computed (SGLang) or after (vLLM). Its KV travels when the prompt is
+    complete, or chunk by chunk where decode pages are there before, while the prefill pages stay
+    held; then it decodes. Its first token reaches the client from the decode instance, when the KV
+    can be used there.
     """
 
     def __init__(self, around: Surroundings, deployment: Deployment) -> None:
         """Start idle instances."""
-        assert deployment.link is not None
-        assert deployment.wire_bytes_per_gpu is not None
+        handoff = deployment.handoff
+        assert handoff is not None
         self._around = around
         self._prefill_plan = prefill = deployment.pools["prefill"]
         self._decode_plan = decode = deployment.pools["decode"]
         self._allocates_first = decode.scheduling.policy.allocates_before_prefill
-        self._wire_bytes_per_gpu = deployment.wire_bytes_per_gpu
+        self._sends_early = handoff.overlap and self._allocates_first
         self._senders = [prefill_scheduler(prefill.scheduling) for _ in range(prefill.instances)]
         self._receivers = [decode_scheduler(decode.scheduling) for _ in range(decode.instances)]
-        self._links = [Link(around.env, deployment.link) for _ in self._senders]
-        policy = deployment.router_policy
-        self._prefill_router = around.router(policy, prefill.instances, 0)
-        self._decode_router = around.router(policy, decode.instances, 1)
+        self._dispatcher = around.dispatcher(deployment)
+        self.network = handoff.network(around.env, prefill.instances, decode.instances)
+        self._transfers = Transfers(around.env, handoff, self.network, self._hand_over, self._ready)
         self._prefills = make_instances(around, prefill, self._senders, self)
         self._decodes = make_instances(around, decode, self._receivers, self, len(self._senders))
         self.instances = {"prefill": self._prefills, "decode": self._decodes}
@@ -54,8 +54,7 @@ class DisaggregatedFleet:
         if sequence.rejected:
             self._around.on_end(sequence)
             return
-        sequence.prefill_instance = self._prefill_router.assign(request.input_tokens)
-        sequence.decode_instance = self._decode_router.assign(request.input_tokens)
+        sequence.prefill_instance, sequence.decode_instance = self._dispatcher.assign(request)
         if self._allocates_first:
             self._request_pages(sequence)
         else:
@@ -77,11 +76,13 @@ class DisaggregatedFleet:
 
     def planned(self, instance: Instance, plan: Plan) -> None:
         """Go on with those that were given pages; report those that were given up on."""
+        if self._sends_early and instance.index < len(self._prefills):
+            self._send_cached(plan)
         for sequence in plan.admitted:
             if self._allocates_first:
                 self._queue_prompt(sequence)
             else:
-                self._send(sequence)
+                self._transfers.send_rest(sequence)
         for sequence in plan.restored:
             tokens = sequence.stored_tokens
             ready_s = self._around.env.now + on_grid(self._decode_plan.restore_s(tokens))
@@ -90,6 +91,14 @@ class DisaggregatedFleet:
             self._end(sequence)
         for sequence in plan.dropped:
             self._dropped(instance, sequence)
+
+    def _send_cached(self, plan: Plan) -> None:
+        """Send the cached prefix of prompts that start, while the rest of them is computed."""
+        if plan.load_tokens:  # it comes from host memory during the step, and leaves after it
+            return
+        for sequence in plan.started:
+            if sequence.cached_tokens:
+                self._transfers.send_early(sequence, sequence.cached_tokens)
 
     def committed(self, instance: Instance, outcome: Outcome) -> None:
         """Send the KV of complete prompts; note and report those that are complete."""
@@ -106,26 +115,22 @@ class DisaggregatedFleet:
             self._end(sequence)
 
     def _prefilled(self, instance: Instance, outcome: Outcome) -> None:
+        if self._sends_early:
+            for chunk in outcome.parts:
+                if not chunk.sequence.gave_up:
+                    self._transfers.send_early(chunk.sequence, chunk.past_tokens + chunk.tokens)
         for sequence in outcome.prefilled:
             sequence.prefill_end_s = self._around.env.now
-            self._prefill_router.done(instance.index, sequence.request.input_tokens)
+            self._dispatcher.done("prefill", instance.index, sequence.request)
             if self._allocates_first:
-                self._send(sequence)
+                self._transfers.send_rest(sequence)
             else:
                 self._request_pages(sequence)
         for sequence in outcome.dropped:
             self._dropped(instance, sequence)
 
-    def _send(self, sequence: Sequence) -> None:
-        assert sequence.prefill_instance is not None
-        bytes_per_gpu = self._wire_bytes_per_gpu(sequence.request.input_tokens)
-        link = self._links[sequence.prefill_instance]
-        sequence.transfer_start_s = link.send(bytes_per_gpu, self._arrived, sequence)
-
-    def _arrived(self, sequence: Sequence) -> None:
+    def _ready(self, sequence: Sequence) -> None:
         now_s = self._around.env.now
-        sequence.transfer_end_s = now_s
-        self._hand_over(sequence)
         index = sequence.decode_instance
         assert index is not None
         receiver = self._receivers[index]
@@ -172,20 +177,27 @@ class DisaggregatedFleet:
         """Free what a dropped request holds at the other instance."""
         assert sequence.decode_instance is not None
         if instance.index < len(self._prefills):
-            self._prefill_router.done(instance.index, sequence.request.input_tokens)
+            self._dispatcher.done("prefill", instance.index, sequence.request)
             if self._allocates_first:
-                self._receivers[sequence.decode_instance].release(sequence)
-                self._decodes[sequence.decode_instance].notify()
+                self._transfers.abandon(sequence, self._release)
+                return
         elif sequence.prefill_end_s is None:  # it waited for pages, its prompt was never queued
             assert sequence.prefill_instance is not None
-            self._prefill_router.done(sequence.prefill_instance, sequence.request.input_tokens)
+            self._dispatcher.done("prefill", sequence.prefill_instance, sequence.request)
         elif sequence.transfer_start_s is None:
             self._hand_over(sequence)
         self._end(sequence)
 
+    def _release(self, sequence: Sequence) -> None:
+        """Free the decode pages of a prompt that is not wanted, now that nothing writes to them."""
+        assert sequence.decode_instance is not None
+        self._receivers[sequence.decode_instance].release(sequence)
+        self._decodes[sequence.decode_instance].notify()
+        self._end(sequence)
+
     def _end(self, sequence: Sequence) -> None:
         assert sequence.decode_instance is not None
-        self._decode_router.done(sequence.decode_instance, sequence.request.input_tokens)
+        self._dispatcher.done("decode", sequence.decode_instance, sequence.request)
         self._around.on_end(sequence)
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-
-from tonnage.sim.domain import LinkSpec
 from tonnage.sim.engine.clock import Clock
+from tonnage.sim.engine.handoff import Handoff
 from tonnage.sim.engine.instance import Executor, Instance, Listener
 from tonnage.sim.results.timeline import Timeline
 from tonnage.sim.serving.build import SchedulerSpec, serve_scheduler
 from tonnage.sim.serving.plan import Outcome, Plan, Scheduler
-from tonnage.sim.serving.router import Router
+from tonnage.sim.serving.router import Dispatcher, RoutingSpec
 from tonnage.sim.serving.sequence import Sequence
 
 
@@ -43,12 +41,14 @@ class PoolPlan:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Pools by role (`serve`; `prefill` and `decode`; or `decode` alone), router and link."""
+    """Pools by role (`serve`; `prefill` and `decode`; or `decode` alone) and what is between them.
+
+    `handoff` is None without a prefill pool.
+    """
 
     pools: dict[str, PoolPlan]
-    router_policy: str
-    link: LinkSpec | None
-    wire_bytes_per_gpu: Callable[[int], float] | None  # of the KV of so many tokens
+    routing: RoutingSpec = field(default_factory=RoutingSpec)
+    handoff: Handoff | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,10 @@ class Surroundings:
     exact: bool
     timeline: Timeline | None
 
-    def router(self, policy: str, instances: int, stream: int) -> Router:
-        """Return a router with random numbers of its own."""
-        return Router(policy, instances, np.random.default_rng([self.seed, stream]))
+    def dispatcher(self, deployment: Deployment) -> Dispatcher:
+        """Return what spreads requests over the instances of all pools."""
+        instances = {role: plan.instances for role, plan in deployment.pools.items()}
+        return Dispatcher(deployment.routing, instances, self.seed)
 
 
 class Fleet(Protocol):
@@ -86,7 +87,7 @@ class ColocatedFleet:
         self._around = around
         self._plan = plan = deployment.pools["serve"]
         self._schedulers = [serve_scheduler(plan.scheduling) for _ in range(plan.instances)]
-        self._router = around.router(deployment.router_policy, plan.instances, 0)
+        self._dispatcher = around.dispatcher(deployment)
         self._instances = make_instances(around, plan, self._schedulers, self)
         self.instances = {"serve": self._instances}
 
@@ -96,7 +97,7 @@ class ColocatedFleet:
         if sequence.rejected:
             self._around.on_end(sequence)
             return
-        index = self._router.assign(sequence.request.input_tokens)
+        (index,) = self._dispatcher.assign(sequence.request)
         sequence.prefill_instance = sequence.decode_instance = index
         instance = self._instances[index]
         self._schedulers[index].add(sequence, instance.lead())
@@ -125,7 +126,7 @@ class ColocatedFleet:
             self._end(instance, sequence)
 
     def _end(self, instance: Instance, sequence: Sequence) -> None:
-        self._router.done(instance.index, sequence.request.input_tokens)
+        self._dispatcher.done("serve", instance.index, sequence.request)
         self._around.on_end(sequence)
 
 

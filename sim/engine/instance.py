@@ -177,7 +177,7 @@ class Instance:
                 sequence.prefill_start_s = self._env.now
         if plan.retracted:
             self._note_last_tokens(number, plan)
-        if plan.moved:
+        if plan.moved or plan.started:
             self._listener.planned(self, plan)
         return plan
 
@@ -212,7 +212,7 @@ class Instance:
         outcome = self.scheduler.lanes[number].commit(segment.steps)
         if outcome.tokens_together:
             self._token_gaps[number][0].add_together(outcome.tokens_together)
-        if outcome.prefilled or outcome.finished or outcome.dropped:
+        if outcome.prefilled or outcome.finished or outcome.dropped or outcome.parts:
             self._listener.committed(self, outcome)
 
     def _draw(self, plan: Plan, segment: Segment) -> None:

@@ -16,6 +16,7 @@ from tonnage.sim.results.sketch import QuantileSketch
 from tonnage.sim.results.timeline import Timeline
 from tonnage.sim.serving.sequence import Sequence
 from tonnage.sim.traffic.loads import ClosedLoad, Lengths, Load, OpenLoad, ResidentLoad
+from tonnage.sim.traffic.sessions import Due, SessionLoad, SessionRun
 
 Progress = Callable[[int], None]  # told the number of requests that have ended
 _PROGRESS_EVERY = 256
@@ -79,7 +80,10 @@ class _Run:
         self._load = load
         self._progress = progress
         self._records = Records()
-        self._lengths: Iterator[Lengths] = iter(() if isinstance(load, OpenLoad) else load.lengths)
+        self._lengths: Iterator[Lengths] = iter(
+            load.lengths if isinstance(load, ClosedLoad | ResidentLoad) else ()
+        )
+        self._sessions: SessionRun | None = load.run() if isinstance(load, SessionLoad) else None
         self._sent = 0
         self._due = 0
         self._all_sent = False
@@ -92,6 +96,10 @@ class _Run:
         if isinstance(self._load, OpenLoad):
             yield from self._open_arrivals(self._load.requests)
             return
+        if self._sessions is not None:
+            yield from self._session_starts(self._sessions)
+            return
+        assert not isinstance(self._load, SessionLoad)
         for position in range(self._load.concurrency):
             self._send_one(position / self._load.concurrency)
         yield self._env.timeout(0)
@@ -107,6 +115,31 @@ class _Run:
             self._offer(Sequence(request))
         self._no_more()
         yield self._env.timeout(0)
+
+    def _session_starts(self, sessions: SessionRun) -> Process:
+        for due in sessions.starts():
+            delay_s = on_grid(due.time_s) - self._env.now
+            if delay_s > 0.0:
+                yield self._env.timeout(delay_s)
+            self._send_turn(due)
+        yield self._env.timeout(0)
+
+    def _send_turn(self, due: Due) -> None:
+        assert self._sessions is not None
+        request = self._sessions.send(due.session, self._sent, self._env.now)
+        self._sent += 1
+        self._offer(Sequence(request))
+        if self._sessions.over:
+            self._no_more()
+
+    def _next_turn(self, sequence: Sequence, *, answered: bool) -> None:
+        """Let a user think, and send the next turn, or the first one of another session."""
+        assert self._sessions is not None
+        due = self._sessions.after(sequence.request, self._env.now, answered=answered)
+        if due is not None:
+            call_at(self._env, max(on_grid(due.time_s), self._env.now), self._send_turn, due)
+        elif self._sessions.over:
+            self._no_more()
 
     def _send_next(self) -> None:
         """Send a request; a loop, for one that is rejected at once makes the next one due."""
@@ -149,7 +182,13 @@ class _Run:
             return
         sequence.gave_up = True
         self.fleet.give_up(sequence)
-        if not isinstance(self._load, OpenLoad):
+        self._free_user(sequence, answered=False)
+
+    def _free_user(self, sequence: Sequence, *, answered: bool) -> None:
+        """Let whoever waited for a request send what follows, in a load that reacts."""
+        if self._sessions is not None:
+            self._next_turn(sequence, answered=answered)
+        elif not isinstance(self._load, OpenLoad):
             self._send_next()
 
     def end(self, sequence: Sequence) -> None:
@@ -161,8 +200,9 @@ class _Run:
             self._steady_from = self._decode_tokens()
         if self._progress is not None and ended % _PROGRESS_EVERY == 0:
             self._progress(ended)
-        if not isinstance(self._load, OpenLoad) and not sequence.gave_up:
-            self._send_next()
+        if not sequence.gave_up:
+            answered = sequence.rejected is None and sequence.aborted is None
+            self._free_user(sequence, answered=answered)
         self._finish_if_done()
 
     def _no_more(self) -> None:
@@ -219,9 +259,10 @@ class _Run:
 def _ramp_requests(load: Load) -> int | None:
     """Return how many requests must have ended before the load counts as steady.
 
-    Closed: as many as there are users, so that everyone's start is over. Open: the first one, when
-    decoding is under way. Resident: none, the batch starts in its steady state.
+    Closed, or a number of sessions: as many as there are users, so that everyone's start is over.
+    Open: the first one, when decoding is under way. Resident: none, the batch starts in its steady
+    state.
     """
-    if isinstance(load, ClosedLoad):
-        return load.concurrency
-    return 1 if isinstance(load, OpenLoad) else None
+    if isinstance(load, ResidentLoad):
+        return None
+    return 1 if isinstance(load, OpenLoad) else load.concurrency or 1

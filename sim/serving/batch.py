@@ -58,7 +58,7 @@ class DecodeBatch:
     @property
     def steps_to_change(self) -> int:
         """Steps until a sequence has all its tokens or leaves: nothing changes before."""
-        while self._ends and self._ends[0][2].batch_order != self._ends[0][1]:
+        while self._ends and not self._is_here(*self._ends[0][1:]):
             heapq.heappop(self._ends)  # it was removed before its end
         ends = self._ends[0][0] - self.contexts.steps if self._ends else _NEVER
         leaves = self._leaving[0][0] - self._engine_steps if self._leaving else _NEVER
@@ -99,6 +99,13 @@ class DecodeBatch:
     def live_sequences(self) -> Iterable[Sequence]:
         """Return the sequences that get a token in the next step."""
         return (one for one in self._sequences if one.batch_order != NOT_IN_BATCH)
+
+    def _is_here(self, order: int, sequence: Sequence) -> bool:
+        """Tell whether a sequence is still here since it joined as number `order`.
+
+        It may have the same number in the batch of another micro-batch by now.
+        """
+        return sequence.batch_order == order and sequence.request.id in self._slot_of
 
     def holds(self, sequence: Sequence) -> bool:
         """Tell whether a sequence is in this batch and gets a token in the next step."""
@@ -148,7 +155,7 @@ class DecodeBatch:
         complete = []
         while self._ends and self._ends[0][0] <= self.contexts.steps:
             _, order, sequence = heapq.heappop(self._ends)
-            if sequence.batch_order != order:
+            if not self._is_here(order, sequence):
                 continue
             self._count_together(sequence)
             sequence.batch_order = NOT_IN_BATCH

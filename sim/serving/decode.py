@@ -80,7 +80,7 @@ class DecodeScheduler(ServeScheduler):
             empty = False
             self._holding[sequence.request.id] = sequence
             plan.restored = [*plan.restored, sequence]
-        while self._awaiting_pages and not self._prompts.waiting:
+        while self._awaiting_pages and not self._recomputes:
             sequence = self._awaiting_pages[0]
             if sequence.eligible_step > step_index:
                 return
@@ -181,7 +181,7 @@ class DecodeScheduler(ServeScheduler):
             return None
         if self._backed_up:
             return 0
-        if not self._awaiting_pages or self._prompts.waiting:
+        if not self._awaiting_pages or self._recomputes:
             return None
         if self.admitted >= self._limits.max_running_requests:
             return None
@@ -199,6 +199,11 @@ class DecodeScheduler(ServeScheduler):
     def _shut(self) -> bool:
         return self._shut_at == self.pool.times_given_back
 
+    @property
+    def _recomputes(self) -> bool:
+        """Whether a sequence that lost its pages waits for its prompt or is at it."""
+        return bool(self._prompts.waiting) or self._prompts.under_way is not None
+
     # --- giving back ----------------------------------------------------------------------------
 
     def _retract(self, victim: Sequence) -> None:
@@ -206,7 +211,7 @@ class DecodeScheduler(ServeScheduler):
             super()._retract(victim)
             return
         victim.retractions += 1
-        self._withdraw(victim, keep=False)
+        self._withdraw(victim)
         self._backed_up.append(victim)
 
     def _drop(self, sequence: Sequence) -> bool:

@@ -3,6 +3,30 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import NamedTuple
+
+from tonnage.sim.serving.blocks import Block
+from tonnage.sim.serving.sequence import Sequence
+
+
+class Found(NamedTuple):
+    """The pages of a prompt that need not be computed, and where they are.
+
+    `pages`: all that are on the GPU. Of those, `held_pages` are held by running requests and
+    `idle_pages` by nobody but the prefix cache, up to and with `block`; the rest is the request's
+    own, from before it lost them. `loads`: the blocks after it that the host holds, which take
+    `loaded_pages` pages.
+    """
+
+    pages: int = 0
+    held_pages: int = 0
+    idle_pages: int = 0
+    block: Block | None = None
+    loads: int = 0
+    loaded_pages: int = 0
+
+
+_NOTHING = Found()
 
 
 class PagePool:
@@ -76,6 +100,39 @@ class PagePool:
         self.times_given_back += 1
         if self._retained:
             self._append_nobodys(pages)
+
+    # --- the pages of a sequence ----------------------------------------------------------------
+
+    stores_when: str | None = None  # a prefix cache takes blocks in: "scheduled" or "computed"
+    loading_tokens = 0  # that the next step waits for
+
+    def find(self, sequence: Sequence) -> Found:
+        """Return what of a prompt is in place."""
+        pages = self.reusable_pages(sequence.request.id)
+        return Found(pages) if pages else _NOTHING
+
+    def claim(self, sequence: Sequence, found: Found) -> int:
+        """Take what was found of a prompt, and return its pages."""
+        return self.reclaim(sequence.request.id)
+
+    def give_back(
+        self, sequence: Sequence, pages: int, kept_tokens: int = 0, *, comes_back: bool = False
+    ) -> None:
+        """Give all pages of a sequence back.
+
+        Those of its first `kept_tokens` tokens hold valid KV, which it may want again if it
+        comes back.
+        """
+        kept = min(kept_tokens // self.page_tokens, pages) if comes_back else 0
+        self.release(pages - kept)
+        self.retain(sequence.request.id, kept)
+
+    def abandon(self, sequence: Sequence) -> None:
+        """Let what was kept for a sequence be anybody's, for it does not come back."""
+        self.forget(sequence.request.id)
+
+    def store(self, sequence: Sequence, tokens: int) -> None:
+        """Take in that the first `tokens` tokens of a sequence are in place: nobody else asks."""
 
     # --- pages that can be taken back -----------------------------------------------------------
 

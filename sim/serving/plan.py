@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tonnage.sim.domain import Step
+from tonnage.sim.serving.prompts import Chunk
 from tonnage.sim.serving.sequence import Sequence
 
 
@@ -16,7 +17,8 @@ class Plan:
 
     `step` is None when there is nothing to run. `decoding`: sequences that get a token in each
     step; `tokens_per_step`: tokens they get together. `batch_version` is equal for two plans with
-    no prompt chunks exactly if the second goes on with the batch of the first.
+    no prompt chunks exactly if the second goes on with the batch of the first. `load_tokens`: of KV
+    that comes from host memory while the step runs, which does not end before.
     """
 
     step: Step | None = None
@@ -24,6 +26,7 @@ class Plan:
     decoding: int = 0
     tokens_per_step: float = 0.0
     batch_version: int = 0
+    load_tokens: int = 0
     started: ListLike[Sequence] = ()  # first prompt chunk
     newcomers: ListLike[Sequence] = ()  # first decode step
     retracted: ListLike[Sequence] = ()  # lost their pages
@@ -44,13 +47,15 @@ class Outcome:
     """What a committed step changed: prompts that are complete, requests that are complete.
 
     `tokens_together`: tokens that came in one step with another token of their request, of those
-    that are no longer in the batch; between two such tokens a client sees no gap.
+    that are no longer in the batch; between two such tokens a client sees no gap. `parts`: chunks,
+    computed for another instance, of prompts that are not complete with them.
     """
 
     prefilled: ListLike[Sequence] = ()
     finished: ListLike[Sequence] = ()
     dropped: ListLike[Sequence] = ()
     tokens_together: int = 0
+    parts: ListLike[Chunk] = ()
 
 
 class Lane(Protocol):

@@ -6,7 +6,7 @@ from collections import deque
 from typing import NamedTuple
 
 from tonnage.sim.domain import PromptChunk
-from tonnage.sim.serving.pages import PagePool
+from tonnage.sim.serving.pages import Found, PagePool
 from tonnage.sim.serving.policy import PLAIN, Policy
 from tonnage.sim.serving.sequence import Sequence
 
@@ -39,6 +39,7 @@ class PromptQueue:
         self.under_way: Sequence | None = None
         self._pool = pool
         self._policy = policy
+        self._stores_scheduled = pool.stores_when == "scheduled"
         self._shut_at = -1  # what `pool.times_given_back` was
         self._started: list[Sequence] = []
         self._admitted = 0
@@ -83,14 +84,17 @@ class PromptQueue:
                 room.charge(chosen[0])
         while self.under_way is None and slots > 0 and self._head_is_eligible(step_index):
             left = budget_tokens - sum(self._budget_tokens(chunk.tokens) for chunk in chosen)
-            if chosen and self._policy.aligns_chunks and self._splits(left):
+            if left <= 0:
+                break
+            found = self._pool.find(self.waiting[0])
+            if chosen and self._policy.aligns_chunks and self._splits(found, left):
                 left -= left % self._pool.page_tokens
             if left <= 0:
                 break
-            if not self._head_fits(room):
+            if not self._head_fits(found, room):
                 self._shut_at = self._pool.times_given_back
                 break
-            self._start(self.waiting.popleft())
+            self._start(self.waiting.popleft(), found)
             slots -= 1
             assert self.under_way is not None
             self._continue(self.under_way, left, chosen)
@@ -105,31 +109,28 @@ class PromptQueue:
             return tokens
         return -(-tokens // self._pool.page_tokens) * self._pool.page_tokens
 
-    def _splits(self, budget_tokens: int) -> bool:
+    def _splits(self, found: Found, budget_tokens: int) -> bool:
         """Tell whether the head would be cut: what fills up a step ends with a page."""
-        head = self.waiting[0]
-        reused = self._pool.reusable_pages(head.request.id) * self._pool.page_tokens
-        return self._budget_tokens(head.prompt_tokens - reused) > budget_tokens
+        in_place = (found.pages + found.loaded_pages) * self._pool.page_tokens
+        return self._budget_tokens(self.waiting[0].prompt_tokens - in_place) > budget_tokens
 
-    def _head_fits(self, room: OutputRoom | None) -> bool:
+    def _head_fits(self, found: Found, room: OutputRoom | None) -> bool:
         head = self.waiting[0]
-        reusable = self._pool.reusable_pages(head.request.id)
-        if self._pool.pages_for(head.prompt_tokens) > self._pool.free_pages:
+        if self._pool.pages_for(head.prompt_tokens) - found.held_pages > self._pool.free_pages:
             return False
-        return room is None or room.take(head, head.prompt_tokens, reusable)
+        return room is None or room.take(head, head.prompt_tokens, found)
 
     def number(self, sequence: Sequence) -> None:
         """Note that a sequence is the latest to be let in."""
         self._admitted += 1
         sequence.admission_order = self._admitted
 
-    def _start(self, sequence: Sequence) -> None:
+    def _start(self, sequence: Sequence, found: Found) -> None:
         self.under_way = sequence
         self.number(sequence)
-        reclaimed = self._pool.reclaim(sequence.request.id)
-        sequence.prompt_pages = reclaimed
+        sequence.prompt_pages = pages = self._pool.claim(sequence, found)
         most = sequence.prompt_tokens - 1  # one token at least is computed, to get the next
-        sequence.prefilled_tokens = min(reclaimed * self._pool.page_tokens, most)
+        sequence.prefilled_tokens = min(pages * self._pool.page_tokens, most)
         self._started.append(sequence)
 
     def _continue(self, sequence: Sequence, budget_tokens: int, chosen: list[Chunk]) -> None:
@@ -141,6 +142,8 @@ class PromptQueue:
         sequence.prompt_pages = max(pages, sequence.prompt_pages)
         chosen.append(Chunk(sequence, tokens, sequence.prefilled_tokens))
         sequence.prefilled_tokens += tokens
+        if self._stores_scheduled:
+            self._pool.store(sequence, sequence.prefilled_tokens)
         if not sequence.remaining_input_tokens:
             self.under_way = None
 
@@ -148,11 +151,9 @@ class PromptQueue:
         """Take the pages of the prompt that is under way and let it wait again."""
         sequence = self.under_way
         assert sequence is not None
-        kept = 0
-        if self._policy.keeps == "all":
-            kept = min(sequence.prefilled_tokens // self._pool.page_tokens, sequence.prompt_pages)
-        self._pool.release(sequence.prompt_pages - kept)
-        self._pool.retain(sequence.request.id, kept)
+        kept_tokens = sequence.prefilled_tokens if self._policy.keeps == "all" else 0
+        self._pool.give_back(sequence, sequence.prompt_pages, kept_tokens, comes_back=True)
+        sequence.retractions += 1
         self.under_way = None
         sequence.prompt_pages = 0
         self.put_back(sequence, 0, first=first)
@@ -160,12 +161,12 @@ class PromptQueue:
     def remove(self, sequence: Sequence) -> bool:
         """Take a sequence out, wherever in the queue it is; tell whether it was there."""
         if self.under_way is sequence:
-            self._pool.release(sequence.prompt_pages)
+            self._pool.give_back(sequence, sequence.prompt_pages)
             sequence.prompt_pages = 0
             self.under_way = None
             return True
         if sequence in self.waiting:
-            self._pool.forget(sequence.request.id)
+            self._pool.abandon(sequence)
             self.waiting.remove(sequence)
             return True
         return False
@@ -173,8 +174,9 @@ class PromptQueue:
     def take_started(self) -> list[Sequence]:
         """Return the prompts that started since the last call."""
         started = self._started
-        if started:
-            self._started = []
+        if not started:
+            return []  # not the list that later ones are put into
+        self._started = []
         return started
 
 
@@ -188,13 +190,17 @@ class OutputRoom:
         self._page_tokens = pool.page_tokens
         self.empty = pool.used_pages == 0
 
-    def take(self, sequence: Sequence, prompt_tokens: int, reusable_pages: int) -> bool:
-        """Charge a prompt, its outputs and a page; an empty pool takes its first in any case."""
-        computed = prompt_tokens - reusable_pages * self._page_tokens
+    def take(self, sequence: Sequence, prompt_tokens: int, found: Found) -> bool:
+        """Charge a prompt, its outputs and a page; an empty pool takes its first in any case.
+
+        Cached pages that nobody holds were counted as free: the prompt takes them.
+        """
+        computed = prompt_tokens - found.pages * self._page_tokens
         promised = self._outputs(sequence) + self._page_tokens
-        if computed + promised >= self._left_tokens and not self.empty:
+        left_tokens = self._left_tokens - found.idle_pages * self._page_tokens
+        if computed + promised >= left_tokens and not self.empty:
             return False
-        self._left_tokens -= self._whole_pages(computed) + promised
+        self._left_tokens = left_tokens - (self._whole_pages(computed) + promised)
         self.empty = False
         return True
 

@@ -120,6 +120,7 @@ class Ranks(Generic[Kind]):
             _all(outcome.finished for outcome in outcomes),
             _all(outcome.dropped for outcome in outcomes),
             sum(outcome.tokens_together for outcome in outcomes),
+            list(chain.from_iterable(outcome.parts for outcome in outcomes)),
         )
         for sequence in chain(joint.finished, joint.dropped):
             self._book.forget(sequence)
@@ -148,6 +149,7 @@ def _joint(plans: list[Plan]) -> Plan:
     if steps:
         joint.step = _joint_step(tuple(plan.step or _IDLE for plan in plans), steps)
         joint.max_steps = min(plan.max_steps for plan in plans)
+        joint.load_tokens = max(plan.load_tokens for plan in plans)  # GPUs load side by side
     return joint
 
 

@@ -1,66 +1,232 @@
-"""Which instance serves a request: pure choices over what is in flight on each one."""
+"""Which instances serve a request: a region, then one instance of each pool in it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
-POLICIES = ("round_robin", "random", "least_requests", "token_aware")
+from tonnage.sim.domain import Request
+from tonnage.sim.serving.hash_ring import VIRTUAL_NODES, HashRing
+from tonnage.sim.serving.regions import Regions
+from tonnage.sim.serving.router_policies import (
+    CacheAware,
+    CacheRules,
+    Chance,
+    LeastRequests,
+    Loads,
+    PowerOfTwo,
+    RoundRobin,
+    RouterPolicy,
+    TokenAware,
+)
+
+PolicyName = Literal[
+    "round_robin", "random", "least_requests", "token_aware", "power_of_two", "cache_aware"
+]
+POLICIES: tuple[PolicyName, ...] = (
+    "round_robin",
+    "random",
+    "least_requests",
+    "token_aware",
+    "power_of_two",
+    "cache_aware",
+)
+Affinity = Literal["none", "session", "prefix"]
+_ANY_LOAD = float("inf")
+_STREAM = 7_101  # of a seed's random numbers: nobody else's
 
 
-@dataclass(slots=True)
-class InFlight:
-    """What a router knows of one instance: requests and tokens that it sent and are not done."""
+@dataclass(frozen=True, slots=True)
+class RoutingSpec:
+    """How requests are spread over instances and regions.
 
-    requests: int = 0
-    tokens: int = 0
+    `policies`: of a pool by its role, where it is not `policy`. `affinity`: the key that makes
+    requests return to one instance of the pool that computes prompts: their session, or their first
+    `prefix_tokens` tokens; a request without it goes by the policy. `load_factor`: an instance with
+    more than that times the mean of the requests in flight is full, and the next one on the ring is
+    taken; None: never full. `down`: instances that are not there, by role.
+    """
+
+    policy: PolicyName = "token_aware"
+    policies: Mapping[str, PolicyName] = field(default_factory=dict, hash=False)
+    affinity: Affinity = "none"
+    prefix_tokens: int = 256
+    load_factor: float | None = None
+    virtual_nodes: int = VIRTUAL_NODES
+    cache: CacheRules = field(default_factory=CacheRules)
+    regions: int = 1
+    hop_probability: float = 0.0
+    down: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
+
+    def policy_of(self, role: str) -> PolicyName:
+        """Return the policy of a pool."""
+        return self.policies.get(role, self.policy)
+
+    def key_of(self, request: Request) -> int | None:
+        """Return what a request's affinity is bound to; None if it has none."""
+        if self.affinity == "session":
+            return request.session
+        if self.affinity == "prefix" and request.block_ids:
+            blocks = max(self.prefix_tokens // request.block_tokens, 1)
+            prompt_blocks = -(-request.input_tokens // request.block_tokens)
+            # An id stands for all blocks before it too.
+            return request.block_ids[min(blocks, prompt_blocks, len(request.block_ids)) - 1]
+        return None
 
 
 class Router:
-    """Choose an instance of one pool by a named policy; ties go to the lowest index.
+    """Spread requests over some instances of one pool, and count what is in flight on each."""
 
-    `token_aware` sends to the instance with the fewest tokens in flight: prompt tokens not yet
-    computed for a prefill pool, prompt tokens resident for a decode pool (output lengths are not
-    known to a router).
+    def __init__(
+        self,
+        spec: RoutingSpec,
+        policy: PolicyName,
+        instances: int,
+        rng: np.random.Generator,
+        first_index: int = 0,
+    ) -> None:
+        """Start with idle instances, all up; `first_index` numbers them in the whole pool."""
+        self.loads = Loads.none(instances)
+        self.up = list(range(instances))
+        self._load_factor = spec.load_factor
+        self._policy = _policy(policy, spec.cache, instances, rng)
+        self._first_index = first_index
+        self._ring: HashRing | None = None
+        if spec.affinity != "none":
+            numbers = range(first_index, first_index + instances)
+            self._ring = HashRing(numbers, spec.virtual_nodes)
+
+    def assign(self, request: Request, key: int | None = None) -> int:
+        """Return the instance for a request, by its key or else by the policy, and count it in."""
+        if key is None or self._ring is None:
+            index = self._policy.choose(request, self.loads, self.up)
+        else:
+            index = self._by_key(key, self._ring)
+        self._policy.sent(request, index)
+        self.loads.requests[index] += 1
+        self.loads.tokens[index] += request.input_tokens
+        return index
+
+    def done(self, index: int, request: Request) -> None:
+        """Count a request out."""
+        self.loads.requests[index] -= 1
+        self.loads.tokens[index] -= request.input_tokens
+
+    def mark_down(self, index: int) -> None:
+        """Send nothing to an instance any more; its cache is lost."""
+        self.up.remove(index)
+        self._policy.lost(index)
+
+    def mark_up(self, index: int) -> None:
+        """Use an instance again."""
+        self.up = sorted({*self.up, index})
+
+    def _by_key(self, key: int, ring: HashRing) -> int:
+        """Return the first instance on the ring that has room, or the first that is up.
+
+        The bound is a factor of the mean load, in which the request at hand counts.
+        """
+        most = _ANY_LOAD
+        requests, first, up = self.loads.requests, self._first_index, self.up
+        if self._load_factor is not None:
+            most = self._load_factor * (sum(requests) + 1) / len(up)
+        preferred = ring.preferred(key) - first
+        if requests[preferred] <= most and len(up) == len(requests):
+            return preferred
+        chosen = ring.first(key, lambda node: requests[node - first] <= most and node - first in up)
+        assert chosen is not None  # not all of them are above the mean
+        return chosen - first
+
+
+def _policy(
+    name: PolicyName, cache: CacheRules, instances: int, rng: np.random.Generator
+) -> RouterPolicy:
+    makers: dict[PolicyName, Callable[[], RouterPolicy]] = {
+        "round_robin": RoundRobin,
+        "random": lambda: Chance(rng),
+        "least_requests": LeastRequests,
+        "token_aware": TokenAware,
+        "power_of_two": lambda: PowerOfTwo(rng),
+        "cache_aware": lambda: CacheAware(cache, instances),
+    }
+    return makers[name]()
+
+
+class Dispatcher:
+    """Choose the region of a request and in it one instance of every pool.
+
+    The instances of a pool are dealt to the regions in blocks as equal as can be. The affinity key
+    decides in the pool that computes prompts, where prefixes are cached; decode instances are
+    always chosen by their policy.
     """
 
-    def __init__(self, policy: str, instances: int, rng: np.random.Generator) -> None:
-        self.in_flight = [InFlight() for _ in range(instances)]
-        self._rng = rng
-        self._next = 0
-        self._choose: Callable[[Sequence[InFlight]], int] = {
-            "round_robin": self._round_robin,
-            "random": self._random,
-            "least_requests": _least_requests,
-            "token_aware": _least_tokens,
-        }[policy]
+    def __init__(self, spec: RoutingSpec, pools: Mapping[str, int], seed: int) -> None:
+        """`pools`: instances by role, at least one per region and not all of them down."""
+        self._spec = spec
+        self._has_keys = spec.affinity != "none"
+        rng = np.random.default_rng([_STREAM, seed, 1])
+        self._regions = Regions(spec.regions, spec.hop_probability, rng)
+        self.pools = [
+            _Pool(spec, role, instances, number, seed)
+            for number, (role, instances) in enumerate(pools.items())
+        ]
+        self._by_role = {pool.role: pool for pool in self.pools}
+        self._usable = [
+            region
+            for region in range(spec.regions)
+            if all(pool.routers[region].up for pool in self.pools)
+        ]
 
-    def assign(self, tokens: int) -> int:
-        """Return the index of the chosen instance and count the request in."""
-        index = self._choose(self.in_flight)
-        self.in_flight[index].requests += 1
-        self.in_flight[index].tokens += tokens
-        return index
+    def assign(self, request: Request) -> list[int]:
+        """Return the instances for a request, one of each pool, and count it in everywhere."""
+        key = self._spec.key_of(request) if self._has_keys else None
+        region = self._regions.enter(request.session, key)
+        if region not in self._usable:  # the next one that is
+            region = next((one for one in self._usable if one > region), self._usable[0])
+        return [pool.assign(region, request, key) for pool in self.pools]
 
-    def done(self, index: int, tokens: int) -> None:
+    def done(self, role: str, index: int, request: Request) -> None:
+        """Count a request out of a pool."""
+        self._by_role[role].done(index, request)
+
+
+class _Pool:
+    """The routers of one pool, one per region."""
+
+    def __init__(
+        self, spec: RoutingSpec, role: str, instances: int, number: int, seed: int
+    ) -> None:
+        self.role = role
+        self._by_key = role != "decode"
+        edges = [region * instances // spec.regions for region in range(spec.regions + 1)]
+        self._firsts = edges[:-1]
+        self.routers = [
+            Router(
+                spec,
+                spec.policy_of(role),
+                end - first,
+                np.random.default_rng([_STREAM, seed, 2 + number, region]),
+                first,
+            )
+            for region, (first, end) in enumerate(pairwise(edges))
+        ]
+        self._region_of = [
+            region for region, (first, end) in enumerate(pairwise(edges)) for _ in range(first, end)
+        ]
+        for index in spec.down.get(role, ()):
+            region = self._region_of[index]
+            self.routers[region].mark_down(index - self._firsts[region])
+
+    def assign(self, region: int, request: Request, key: int | None) -> int:
+        """Return the instance in a region, numbered in the whole pool."""
+        chosen = self.routers[region].assign(request, key if self._by_key else None)
+        return self._firsts[region] + chosen
+
+    def done(self, index: int, request: Request) -> None:
         """Count a request out."""
-        self.in_flight[index].requests -= 1
-        self.in_flight[index].tokens -= tokens
-
-    def _round_robin(self, in_flight: Sequence[InFlight]) -> int:
-        index = self._next
-        self._next = (index + 1) % len(in_flight)
-        return index
-
-    def _random(self, in_flight: Sequence[InFlight]) -> int:
-        return int(self._rng.integers(len(in_flight)))
-
-
-def _least_requests(in_flight: Sequence[InFlight]) -> int:
-    return min(range(len(in_flight)), key=lambda index: in_flight[index].requests)
-
-
-def _least_tokens(in_flight: Sequence[InFlight]) -> int:
-    return min(range(len(in_flight)), key=lambda index: in_flight[index].tokens)
+        region = self._region_of[index]
+        self.routers[region].done(index - self._firsts[region], request)

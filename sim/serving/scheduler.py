@@ -6,6 +6,7 @@ Every scheduler answers `next_step()` with a plan, and takes back how many steps
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 
@@ -97,6 +98,8 @@ class ServeScheduler:
         self._chunks: list[Chunk] = []
         self._decodes = False  # whether the step under way gives the batch a token
         self._pages_taken = 0  # for the first step of the plan
+        self._stores_computed = self.pool.stores_when == "computed"
+        self._to_store: deque[tuple[int, Sequence]] = deque()  # (step, complete prompt to share)
         self._aborts: list[Sequence] = []
 
     @property
@@ -111,6 +114,8 @@ class ServeScheduler:
         self._prompts.add(sequence, self._eligible(lead))
 
     def _eligible(self, lead: int) -> int:
+        if self._shares_pool:
+            return 0  # micro-batches number their steps each for itself, and plan without lag
         return self._index + lead + self.lag_steps if lead else self._index
 
     def abort(self, sequence: Sequence) -> None:
@@ -160,11 +165,13 @@ class ServeScheduler:
 
     def look_again(self, plan: Plan) -> None:
         """Complete an empty plan with all that has happened: an idle engine looks at once."""
-        if not self._has_work():
-            return
-        self._release(self._batch.flush())
-        self._plan(plan, ANY_STEP)
-        self._close(plan)
+        self._store_due(ANY_STEP)
+        if self._has_work():
+            self._release(self._batch.flush())
+            self._plan(plan, ANY_STEP)
+            self._close(plan)
+        if plan.step is None:
+            self._ratio.reset()
 
     def _has_work(self) -> bool:
         """Tell whether there is anything here that could run or leave."""
@@ -174,13 +181,19 @@ class ServeScheduler:
         plan.started = self._prompts.take_started()
         plan.batch_version = self._batch.version
         if plan.step is None:
-            self._ratio.reset()
             plan.max_steps = self._steps_until_look()
 
     def _steps_until_look(self) -> int:
         """Return after how many steps of other ranks an idle one must plan again."""
-        leaves, let_in = self._batch.steps_to_change, self._steps_to_let_in()
+        leaves, let_in = self._steps_to_change(), self._steps_to_let_in()
         return leaves if let_in is None else min(leaves, max(let_in, 1))
+
+    def _steps_to_change(self) -> int:
+        """Return the steps until a request has all its tokens or leaves, or a prompt is shared."""
+        change = self._batch.steps_to_change
+        if self._to_store:
+            change = min(change, max(self._to_store[0][0] - self._index, 1))
+        return change
 
     def _plan(self, plan: Plan, step_index: int) -> None:
         self._let_in(plan, step_index)
@@ -238,6 +251,8 @@ class ServeScheduler:
         if not decodes and not self._chunks:
             return
         plan.max_steps = 1
+        if self.pool.loading_tokens:
+            plan.load_tokens, self.pool.loading_tokens = self.pool.loading_tokens, 0
         if decodes:
             if not self._chunks:
                 plan.max_steps = self._steps_until_change()
@@ -261,7 +276,7 @@ class ServeScheduler:
         return float(live) if growth is None else growth * live / len(self._batch)
 
     def _steps_until_change(self) -> int:
-        most = self._batch.steps_to_change
+        most = self._steps_to_change()
         let_in = self._steps_to_let_in()
         if let_in is not None:
             most = min(most, max(let_in, 1))
@@ -288,7 +303,7 @@ class ServeScheduler:
                 continue
             victim = self._victim(live)
             if len(batch) == 1 and self.policy.aborts_last and not self._shares_pool:
-                self._withdraw(victim, keep=False)
+                self._withdraw(victim)
                 victim.aborted = _NO_PAGE
                 plan.failed = [*plan.failed, victim]
                 continue
@@ -308,24 +323,21 @@ class ServeScheduler:
 
     def _retract(self, victim: Sequence) -> None:
         victim.retractions += 1
-        self._withdraw(victim, keep=True)
-        self._prompts.put_back(victim, self._index, first=self.policy.requeue_first)
+        self._withdraw(victim, comes_back=True)
+        self._prompts.put_back(victim, self._eligible(0), first=self.policy.requeue_first)
 
-    def _withdraw(self, victim: Sequence, *, keep: bool) -> None:
+    def _withdraw(self, victim: Sequence, *, comes_back: bool = False) -> None:
         """Take a sequence out of the batch and give its pages back, full ones to be reused."""
         self._batch.withdraw(victim)
-        tokens = 0
-        if keep and self.policy.keeps != "nothing":
-            tokens = victim.stored_tokens
+        kept_tokens = 0
+        if victim.gave_up:
+            kept_tokens = victim.stored_tokens
+        elif comes_back and self.policy.keeps != "nothing":
+            kept_tokens = victim.stored_tokens
             if self.policy.keeps == "prompt":
-                tokens = min(tokens, victim.request.input_tokens)
-        kept = min(tokens // self.pool.page_tokens, victim.decode_pages)
-        self.pool.release(victim.decode_pages - kept)
-        self._give_back_for_reuse(victim, kept)
+                kept_tokens = min(kept_tokens, victim.request.input_tokens)
+        self.pool.give_back(victim, victim.decode_pages, kept_tokens, comes_back=comes_back)
         victim.decode_pages = 0
-
-    def _give_back_for_reuse(self, victim: Sequence, pages: int) -> None:
-        self.pool.retain(victim.request.id, pages)
 
     def _drop_aborted(self, plan: Plan) -> None:
         for sequence in self._aborts:
@@ -336,7 +348,7 @@ class ServeScheduler:
     def _drop(self, sequence: Sequence) -> bool:
         """Take a sequence out, pages and all; False if it is not here or already complete."""
         if self._batch.holds(sequence):
-            self._withdraw(sequence, keep=False)
+            self._withdraw(sequence)
             return True
         return self._prompts.remove(sequence)
 
@@ -355,13 +367,15 @@ class ServeScheduler:
         else:
             left = self._batch.stand_by(steps)
         outcome.tokens_together = self._batch.take_tokens_together()
+        if self._stores_computed:
+            self._store()
         if left:
             self._release(left)
         if not self._chunks:
             return outcome
         for sequence in commit_chunks(self._chunks):
             if sequence.gave_up:  # while its chunk was on its way through a pipeline
-                self.pool.release(sequence.prompt_pages)
+                self.pool.give_back(sequence, sequence.prompt_pages)
                 outcome.dropped = [*outcome.dropped, sequence]
                 continue
             outcome.prefilled = [*outcome.prefilled, sequence]
@@ -375,7 +389,7 @@ class ServeScheduler:
             return
         outcome.finished = [*outcome.finished, sequence]
         if not self.lag_steps:
-            self.pool.release(sequence.prompt_pages)
+            self.pool.give_back(sequence, sequence.prompt_pages, sequence.stored_tokens)
         elif self.policy.wasted_step:
             self._batch.join(sequence)
         else:
@@ -383,8 +397,31 @@ class ServeScheduler:
 
     def _release(self, left: list[Sequence]) -> None:
         for sequence in left:
-            self.pool.release(sequence.decode_pages)
+            self.pool.give_back(sequence, sequence.decode_pages, sequence.stored_tokens)
             sequence.decode_pages = 0
+
+    # --- sharing prompts ------------------------------------------------------------------------
+
+    def _store(self) -> None:
+        """Share what was computed: a part of a prompt at once, the last one when it is seen."""
+        self._store_due(self._index)
+        for chunk in self._chunks:
+            sequence = chunk.sequence
+            computed = min(chunk.past_tokens + chunk.tokens, sequence.prefilled_tokens)
+            if sequence.gave_up:
+                continue
+            if self.lag_steps and chunk.is_last and sequence.prefix is not None:
+                sequence.prefix.unstored_tokens = computed
+                self._to_store.append((self._index + self.lag_steps, sequence))
+            else:
+                self.pool.store(sequence, computed)
+
+    def _store_due(self, step_index: int) -> None:
+        """Share the prompts whose end has been seen by that step."""
+        while self._to_store and self._to_store[0][0] <= step_index:
+            sequence = self._to_store.popleft()[1]
+            assert sequence.prefix is not None
+            self.pool.store(sequence, sequence.prefix.unstored_tokens)
 
 
 class PrefillScheduler(ServeScheduler):
@@ -395,10 +432,18 @@ class PrefillScheduler(ServeScheduler):
         self._chunks = self._prompts.chunks(budget, self._free_slots(), step_index)
         self._set_step(plan, decodes=False)
 
+    def commit(self, steps: int) -> Outcome:
+        """Advance prompts; tell which parts of prompts that go on are in place."""
+        parts = [chunk for chunk in self._chunks if not chunk.is_last]
+        outcome = super().commit(steps)
+        outcome.parts = parts
+        return outcome
+
     def _complete_prompt(self, sequence: Sequence, outcome: Outcome) -> None:
         """Keep its pages; a prompt that waits for its handover takes no place of a running one."""
 
     def hand_over(self, sequence: Sequence) -> None:
         """Free the pages of a prompt whose KV has arrived elsewhere, or will not be wanted."""
-        self.pool.release(sequence.prompt_pages)
+        tokens = sequence.request.input_tokens
+        self.pool.give_back(sequence, sequence.prompt_pages, tokens)
         sequence.prompt_pages = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tonnage.sim.domain import Request
+from tonnage.sim.serving.blocks import HeldPrefix
 
 NOT_IN_BATCH = -1
 
@@ -18,6 +19,7 @@ class Sequence:
         "aborted",
         "admission_order",
         "batch_order",
+        "cached_tokens",
         "computed_tokens",
         "decode_instance",
         "decode_pages",
@@ -32,6 +34,7 @@ class Sequence:
         "prefill_instance",
         "prefill_start_s",
         "prefilled_tokens",
+        "prefix",
         "prompt_pages",
         "prompt_tokens",
         "rejected",
@@ -47,6 +50,8 @@ class Sequence:
         self.prefilled_tokens = 0  # of those, handed to a step or in place
         self.generated_tokens = 0
         self.computed_tokens = 0  # prompt tokens computed, again ones included
+        self.cached_tokens = 0  # prompt tokens that were in a prefix cache when it first started
+        self.prefix: HeldPrefix | None = None  # what it shares through a prefix cache
         self.prompt_pages = 0  # held where the prompt is computed
         self.decode_pages = 0  # held at a decode instance before and after the batch
         self.admission_order = 0  # among the sequences of its scheduler

@@ -12,7 +12,10 @@ from tonnage.sim.domain import BadInputError, Request
 from tonnage.sim.traffic.arrivals import BLOCK, GammaArrivals
 from tonnage.sim.traffic.lengths import LengthDistribution
 from tonnage.sim.traffic.loads import ClosedLoad, Lengths, Load, OpenLoad, ResidentLoad
-from tonnage.sim.traffic.spec import LoadPoint, TraceSource, TrafficSpec
+from tonnage.sim.traffic.session_sources import DrawnSessions, RecordedSessions
+from tonnage.sim.traffic.sessions import SessionLoad, SessionSource
+from tonnage.sim.traffic.shapes import Arrivals, ShapedArrivals
+from tonnage.sim.traffic.spec import LoadPoint, SessionSpec, TraceSource, TrafficSpec
 from tonnage.sim.traffic.traces import read_trace
 
 
@@ -23,10 +26,11 @@ class _Streams:
     arrivals: np.random.SeedSequence
     input_lengths: np.random.SeedSequence
     output_lengths: np.random.SeedSequence
+    sessions: np.random.SeedSequence
 
     @classmethod
     def from_seed(cls, seed: int) -> _Streams:
-        return cls(*np.random.SeedSequence(seed).spawn(3))
+        return cls(*np.random.SeedSequence(seed).spawn(4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class SampledLengths:
 class OpenRequests:
     """Requests of an open load in order of arrival; every iteration gives the same ones."""
 
-    arrivals: GammaArrivals
+    arrivals: Arrivals
     lengths: SampledLengths
 
     def __iter__(self) -> Iterator[Request]:
@@ -96,6 +100,13 @@ def build_load(traffic: TrafficSpec, point: LoadPoint, seed: int) -> Load:
         requests = TraceRequests(traffic.trace, traffic.output_limit_tokens)
         return OpenLoad(requests, traffic.timeout_s)
     streams = _Streams.from_seed(seed)
+    if traffic.kind == "sessions":
+        return SessionLoad(
+            build_sessions(traffic, point, seed),
+            point.concurrency,
+            traffic.timeout_s,
+            traffic.output_limit_tokens,
+        )
     lengths = SampledLengths(
         traffic.input_tokens,
         traffic.output_tokens,
@@ -114,8 +125,34 @@ def build_load(traffic: TrafficSpec, point: LoadPoint, seed: int) -> Load:
     raise BadInputError(f"traffic.kind: unknown kind {traffic.kind!r}")
 
 
-def _arrivals(traffic: TrafficSpec, point: LoadPoint) -> GammaArrivals:
+def build_sessions(traffic: TrafficSpec, point: LoadPoint, seed: int) -> SessionSource:
+    """Build the sessions of one point; they differ between points by their starts alone."""
+    if traffic.sessions is None:
+        raise BadInputError("traffic.session: kind sessions needs sessions, drawn or of a trace")
+    if point.concurrency is None and point.rate_per_s is None:
+        raise BadInputError("traffic.concurrency: kind sessions needs it, or traffic.rate_per_s")
+    arrivals = _arrivals(traffic, point) if point.concurrency is None else None
+    stream = _Streams.from_seed(seed).sessions
+    if isinstance(traffic.sessions, SessionSpec):
+        return DrawnSessions(traffic.sessions, arrivals, stream)
+    return RecordedSessions(traffic.sessions, arrivals, stream)
+
+
+def session_totals(traffic: TrafficSpec) -> tuple[int, float]:
+    """Return how many requests the sessions hold, and the mean tokens of one when it ends.
+
+    Of one draw; those of other seeds differ by chance.
+    """
+    sessions = build_sessions(traffic, LoadPoint(concurrency=1), 0)
+    tokens = [
+        turn.input_tokens + turn.output_tokens - 1 for session in sessions for turn in session.turns
+    ]
+    return len(tokens), float(np.mean(tokens))
+
+
+def _arrivals(traffic: TrafficSpec, point: LoadPoint) -> Arrivals:
     if point.rate_per_s is None:
         raise BadInputError(f"traffic.rate_per_s: kind {traffic.kind} needs a rate")
     burstiness = traffic.coefficient_of_variation if traffic.kind == "gamma" else 1.0
-    return GammaArrivals(point.rate_per_s, burstiness)
+    arrivals = GammaArrivals(point.rate_per_s, burstiness)
+    return arrivals if traffic.shape is None else ShapedArrivals(arrivals, traffic.shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import math
 import zlib
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -12,7 +13,7 @@ from typing import TextIO
 
 import numpy as np
 
-from tonnage.sim.domain import BadInputError
+from tonnage.sim.domain import BadInputError, FloatArray
 from tonnage.sim.traffic.lengths import Empirical
 
 
@@ -50,6 +51,17 @@ def _open_text(path: Path) -> TextIO:
 
 def read_lengths(path: Path, column: str) -> Empirical:
     """Read the token counts of one named column of a CSV file."""
+    values = [_whole_number(path, line, column, cell) for line, cell in _cells(path, column)]
+    return Empirical(np.array(values, dtype=np.int64))
+
+
+def read_durations(path: Path, column: str) -> FloatArray:
+    """Read the seconds in one named column of a CSV file."""
+    return np.array([_seconds(path, line, column, cell) for line, cell in _cells(path, column)])
+
+
+def _cells(path: Path, column: str) -> list[tuple[int, str]]:
+    """Return the cells of a column with their lines."""
     lines = numbered_lines(path)
     _, header_text = next(lines, (1, ""))
     header = csv_cells(path, 1, header_text)
@@ -58,17 +70,29 @@ def read_lengths(path: Path, column: str) -> Empirical:
         mend = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(header)}"
         raise BadInputError(f"{path}: no column {column!r}; {mend}")
     place = header.index(column)
-    values = [_whole_number(path, line, column, text, place) for line, text in lines]
-    if not values:
+    found = []
+    for line, text in lines:
+        cells = csv_cells(path, line, text)
+        found.append((line, cells[place] if place < len(cells) else ""))
+    if not found:
         raise BadInputError(f"{path}: no value in column {column!r}")
-    return Empirical(np.array(values, dtype=np.int64))
+    return found
 
 
-def _whole_number(path: Path, line: int, column: str, text: str, place: int) -> int:
-    cells = csv_cells(path, line, text)
-    cell = cells[place] if place < len(cells) else ""
+def _whole_number(path: Path, line: int, column: str, cell: str) -> int:
     # Nine digits are beyond any context and within any integer type.
     if not (cell.isascii() and cell.isdigit() and len(cell) <= 9 and int(cell) >= 1):
         problem = f"{column}: {cell!r} is not a whole number of at least 1 token"
         raise BadInputError(f"{path}: line {line}: {problem}; mend or remove the line")
     return int(cell)
+
+
+def _seconds(path: Path, line: int, column: str, cell: str) -> float:
+    try:
+        value = float(cell)
+    except ValueError:
+        value = math.nan
+    if not 0.0 <= value < math.inf:
+        problem = f"{column}: {cell!r} is not a number of seconds"
+        raise BadInputError(f"{path}: line {line}: {problem}; mend or remove the line")
+    return value

@@ -1,4 +1,4 @@
-"""The three ways of offering load to a deployment.
+"""The ways of offering load to a deployment.
 
 A client gives a request up `timeout_s` after its arrival; None: it waits.
 """
@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tonnage.sim.domain import Request
+from tonnage.sim.traffic.sessions import SessionLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,4 +54,4 @@ class ResidentLoad:
     lengths: Iterable[Lengths]
 
 
-Load = OpenLoad | ClosedLoad | ResidentLoad
+Load = OpenLoad | ClosedLoad | ResidentLoad | SessionLoad

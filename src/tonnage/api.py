@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tonnage.explain import StepShape, explain_steps
+from tonnage.explain import StepShape, add_rate_interval, explain_steps
+from tonnage.handoff import Terms, handoff_assumptions, handoff_figures
 from tonnage.point_runs import Bench
 from tonnage.point_runs import Progress as Progress
-from tonnage.pools import BuiltPool, built_pools, deployment_of, numbered
+from tonnage.pools import BuiltPool, built_pools, deployment_of, numbered, times_of
 from tonnage.scenarios.schema import Scenario
 from tonnage.scenarios.schema_pools import Role
+from tonnage.sim.cost.estimate import Source
+from tonnage.sim.cost.operator_times import weakest
+from tonnage.sim.cost.profile import Profile
 from tonnage.sim.domain import BadInputError
 from tonnage.sim.model.engine_rules import rules_for
 from tonnage.sim.model.memory import max_concurrency
@@ -25,12 +29,10 @@ from tonnage.sim.results import summary
 from tonnage.sim.results.run import RunResult
 from tonnage.sim.results.timeline import Timeline
 from tonnage.sim.serving.policy import policy_for
+from tonnage.sim.traffic.build import session_totals
 from tonnage.sim.traffic.spec import LoadPoint, TrafficSpec
 from tonnage.sim.traffic.traces import read_trace
-
-_ROOFLINE_ASSUMPTION = (
-    "step times: datasheet roofline, no launch, latency or engine overheads (a lower bound)"
-)
+from tonnage.step_times import StepTimes
 
 _EXPLAINED_REQUESTS = 32  # where a scenario names no concurrency
 
@@ -71,14 +73,14 @@ class SimulationReport:
     memory: MemoryReport
     ceilings: dict[str, Any]
     points: tuple[PointReport, ...]
-    assumptions: tuple[str, ...]
+    provenance: dict[str, Any]
     labels: dict[int, str]
     capacity_pages: dict[int, int]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of the `simulate` verb."""
         return self.memory.to_dict() | {
-            "provenance": _provenance(self.memory.scenario, self.assumptions),
+            "provenance": self.provenance,
             "ceilings": self.ceilings,
             "points": [point.figures for point in self.points],
         }
@@ -114,7 +116,15 @@ def explain(
         means[0] + means[1] // 2 if context_tokens is None else context_tokens,
         means[0] if prompt_tokens is None else prompt_tokens,
     )
-    return report.to_dict() | {"steps": explain_steps(scenario, shape)}
+    pools = built_pools(scenario)
+    times = times_of(scenario, pools)
+    explained: dict[str, Any] = {"steps": explain_steps(pools, times, shape)}
+    handoff = deployment_of(scenario, pools, times).handoff
+    if handoff is not None:
+        explained["handoff"] = handoff_figures(handoff, shape.prompt_tokens)
+    assumptions = (*report.assumptions, *_step_assumptions(times))
+    provenance = _provenance(scenario, assumptions, times)
+    return report.to_dict() | {"provenance": provenance} | explained
 
 
 def _memory_most(report: MemoryReport) -> int:
@@ -155,7 +165,8 @@ def simulate(
     traffic = scenario.traffic_spec()
     offered = _offered(traffic)
     tokens = offered.tokens_per_request
-    deployment = deployment_of(scenario, pools)
+    times = times_of(scenario, pools)
+    deployment = deployment_of(scenario, pools, times)
     bench = Bench(
         deployment=deployment,
         axis=LoadAxis(traffic, _capacity(traffic, pools, tokens), offered.rate_per_s),
@@ -170,14 +181,17 @@ def simulate(
         drawn = Timeline() if timeline else None
         runs = bench.runs(point, drawn)
         figures = [_figures(scenario, pools, point, run) for run in runs]
-        points.append(PointReport(bench.combined(figures, runs), _frame(runs, bench.seeds), drawn))
+        combined = bench.combined(figures, runs)
+        if traffic.kind == "resident":
+            add_rate_interval(combined, times["decode"].executor, traffic)
+        points.append(PointReport(combined, _frame(runs, bench.seeds), drawn))
         verdicts.append(bench.verdict(runs))
-    assumptions = (*_assumptions(scenario, pools), _ROOFLINE_ASSUMPTION)
+    assumptions = (*_assumptions(scenario, pools), *_step_assumptions(times))
     return SimulationReport(
         _memory_report(scenario, pools, tokens),
         bench.ceilings(traffic.points(), verdicts, search=ceiling),
         tuple(points),
-        assumptions,
+        _provenance(scenario, assumptions, times),
         *numbered(deployment, runs[0]),
     )
 
@@ -188,6 +202,16 @@ def ceiling(scenario: Scenario, *, progress: Progress | None = None) -> dict[str
     Simulates the points of the scenario and others around them; raises as `memory` does.
     """
     return simulate(scenario, ceiling=True, progress=progress).ceilings
+
+
+def import_profile(gpu: str, engine: str, *, progress: Progress | None = None) -> Profile:
+    """Make a profile from the kernel timings of the installed aiconfigurator-core; takes minutes.
+
+    Raises BadInputError where that package, or its data for GPU and engine, is missing.
+    """
+    from tonnage.calibrate.build import build_profile  # the readers and the optimiser are heavy
+
+    return build_profile(gpu, engine, progress=progress)
 
 
 def _token_role(pools: dict[Role, BuiltPool]) -> Role:
@@ -286,14 +310,24 @@ def _figures(
     return figures
 
 
-def _provenance(scenario: Scenario, assumptions: tuple[str, ...]) -> dict[str, Any]:
+def _provenance(
+    scenario: Scenario, assumptions: tuple[str, ...], times: dict[Role, StepTimes] | None = None
+) -> dict[str, Any]:
+    """Say where figures come from; `source` is the weakest of the pools' step times."""
+    known = times or {}
+    profiles = dict.fromkeys(one.profile for one in known.values())
+    sources: list[Source] = [one.source for one in known.values()]
     return {
-        "profile": "datasheet",
-        "source": "datasheet",
+        "profile": ", ".join(profiles) or "datasheet",
+        "source": weakest(sources),
         "version": version("tonnage"),
         "seed": scenario.seed,
         "assumptions": list(assumptions),
     }
+
+
+def _step_assumptions(times: dict[Role, StepTimes]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text for one in times.values() for text in one.assumptions))
 
 
 def _assumptions(scenario: Scenario, pools: dict[Role, BuiltPool]) -> tuple[str, ...]:
@@ -314,11 +348,9 @@ def _all_assumptions(scenario: Scenario, pools: dict[Role, BuiltPool]) -> Iterat
         if not pool.model.verified:
             yield f"{pool.model.name}: its geometry is not verified"
     prefill, decode = pools.get("prefill"), pools.get("decode")
-    if prefill and decode and prefill.spec.kv_format != decode.spec.kv_format:
-        yield (
-            f"handoff converts KV from {prefill.spec.kv_format} to {decode.spec.kv_format} on "
-            "arrival, at no cost; stock SGLang and vLLM refuse mixed KV types"
-        )
+    if prefill and decode:
+        kv_formats = prefill.spec.kv_format, decode.spec.kv_format
+        yield from handoff_assumptions(Terms.of(scenario), *kv_formats)
     policy = policy_for(scenario.engine.spec().name, scenario.engine_spec().version)
     yield f"scheduling: the rules of {policy.name}"
 
@@ -336,7 +368,10 @@ class _Offered:
 
 
 def _offered(traffic: TrafficSpec) -> _Offered:
-    """Count and average what is offered; a trace is read for it."""
+    """Count and average what is offered; a trace is read for it, sessions are drawn."""
+    if traffic.sessions is not None:
+        requests, tokens = session_totals(traffic)
+        return _Offered(requests, max(1, round(tokens)))
     if traffic.trace is None:
         mean = traffic.input_tokens.mean() + traffic.output_tokens.mean()
         return _Offered(traffic.requests, max(1, round(mean) - 1))

@@ -16,6 +16,7 @@ import typer
 from tonnage.cli_explain import explain
 from tonnage.cli_profile import profile_app
 from tonnage.cli_sweep import sweep
+from tonnage.cli_trace import trace_app
 from tonnage.sim.domain import BadInputError, TonnageError
 
 app = typer.Typer(
@@ -251,11 +252,13 @@ def _report_memory(
 app.command()(explain)
 app.command()(sweep)
 app.add_typer(profile_app, name="profile")
+app.add_typer(trace_app, name="trace")
 
 
 class _Kind(StrEnum):
     MODELS = "models"
     GPUS = "gpus"
+    PROFILES = "profiles"
     SCENARIOS = "scenarios"
 
 
@@ -278,6 +281,7 @@ def list_shipped(
     makers = {
         _Kind.MODELS: listing.models,
         _Kind.GPUS: listing.gpus,
+        _Kind.PROFILES: listing.profiles,
         _Kind.SCENARIOS: listing.scenarios,
     }
     rows = makers[kind]()

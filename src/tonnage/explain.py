@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from tonnage.pools import BuiltPool, built_pools, executor_of
-from tonnage.scenarios.schema import Scenario
+from tonnage.pools import BuiltPool
+from tonnage.scenarios.schema_pools import Role
 from tonnage.sim.cost.operator_times import OperatorTime, interval_factors, total_s
+from tonnage.sim.cost.step_time import StepPredictor
 from tonnage.sim.domain import BadInputError, PromptChunk, Step
+from tonnage.sim.traffic.spec import TrafficSpec
+from tonnage.step_times import StepTimes
 
 _NONE = np.zeros(0, dtype=np.int64)
 
@@ -30,20 +33,39 @@ class StepShape:
                 raise BadInputError(f"explain: {name} must be at least 1")
 
 
-def explain_steps(scenario: Scenario, shape: StepShape) -> dict[str, dict[str, Any]]:
-    """Return the steps of every pool by name, such as `decode` or `serve prefill`.
-
-    Raises BadInputError and InfeasibleError as `memory` does.
-    """
+def explain_steps(
+    pools: dict[Role, BuiltPool], times: dict[Role, StepTimes], shape: StepShape
+) -> dict[str, dict[str, Any]]:
+    """Return the steps of every pool by name, such as `decode` or `serve prefill`."""
     steps: dict[str, dict[str, Any]] = {}
-    for role, pool in built_pools(scenario).items():
+    for role, pool in pools.items():
+        predictor = times[role].executor
         if role != "prefill":
             name = "decode" if role == "decode" else f"{role} decode"
-            steps[name] = _explained(scenario, pool, _decode_step(pool, shape))
+            steps[name] = _explained(predictor, pool, _decode_step(pool, shape))
         if role != "decode":
             name = "prefill" if role == "prefill" else f"{role} prefill"
-            steps[name] = _explained(scenario, pool, _prefill_step(pool, shape))
+            steps[name] = _explained(predictor, pool, _prefill_step(pool, shape))
     return steps
+
+
+def add_rate_interval(
+    figures: dict[str, Any], predictor: StepPredictor, traffic: TrafficSpec
+) -> None:
+    """Add to a resident point how far its rate may be off by the step times, in place.
+
+    The step is that of the requests that were resident, at their mean context.
+    """
+    rate = figures["throughput"].get("decode_output_tokens_per_s")
+    requests = figures.get("resident_requests")
+    if not rate or not requests:
+        return
+    context = round(traffic.input_tokens.mean() + traffic.output_tokens.mean() / 2)
+    contexts = np.full(requests, context, dtype=np.int64)
+    low, high = interval_factors(predictor.times(Step(contexts, int(contexts.sum()), ())))
+    if low < high:
+        intervals = figures.setdefault("intervals", {})
+        intervals["throughput.decode_output_tokens_per_s"] = [rate / high, rate / low]
 
 
 def _decode_step(pool: BuiltPool, shape: StepShape) -> Step:
@@ -58,8 +80,8 @@ def _prefill_step(pool: BuiltPool, shape: StepShape) -> Step:
     return Step(_NONE, 0, (PromptChunk(tokens, 0),))
 
 
-def _explained(scenario: Scenario, pool: BuiltPool, step: Step) -> dict[str, Any]:
-    times = executor_of(scenario, pool).times(step)
+def _explained(predictor: StepPredictor, pool: BuiltPool, step: Step) -> dict[str, Any]:
+    times = predictor.times(step)
     seconds = total_s(times)
     low, high = interval_factors(times)
     return {

@@ -25,6 +25,8 @@ def print_explanation(console: Console, runs: Mapping[str, Json]) -> None:
             place = f"{variant}: " if variant else ""
             console.print(f"{place}{name} step {_what(step)}", style="bold", soft_wrap=True)
             _print_operators(console, step)
+        if "handoff" in report:
+            console.print(_handoff(report["handoff"]), soft_wrap=True)
     console.print()
     print_provenance(console, runs)
 
@@ -57,6 +59,22 @@ def _print_operators(console: Console, step: Json) -> None:
             source,
         )
     console.print(table)
+
+
+def _handoff(figures: Json) -> str:
+    """Describe what the KV of one prompt alone takes from prefill to decode."""
+    size_mb = figures["wire_bytes_per_gpu"] / 1e6
+    rate_gb_per_s = figures["bandwidth_bytes_per_s_per_gpu"] / 1e9
+    wire = f"{size_mb:,.0f} MB per GPU at {rate_gb_per_s:g} GB/s, {figures['kind']}"
+    parts = [f"{format_seconds(figures['wire_s'])} on the wire ({wire})"]
+    if figures["setup_s"]:
+        parts.append(f"{format_seconds(figures['setup_s'])} of set-up per part")
+    for side in ("sender", "receiver"):
+        if figures[f"{side}_convert_s"]:
+            seconds = format_seconds(figures[f"{side}_convert_s"])
+            parts.append(f"{seconds} to convert at the {side} (datasheet)")
+    early = "; chunks leave while the next ones are computed" if figures["overlap"] else ""
+    return f"handoff of {figures['tokens']:,} tokens: {', '.join(parts)}{early}"
 
 
 def _efficiency(row: Json) -> str:

@@ -1,4 +1,4 @@
-"""What ships with the package, as rows: models, GPUs and scenarios."""
+"""What ships with the package, as rows: models, GPUs, profiles and scenarios."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from tonnage.scenarios.catalogue import (
     scenario_names,
 )
 from tonnage.scenarios.load import load_scenario
+from tonnage.scenarios.profiles import is_shipped, profile_paths
+from tonnage.sim.cost.profile import load_header
 from tonnage.sim.units import format_bytes
 from tonnage.terminal import new_table
 
@@ -52,6 +54,22 @@ def gpus() -> list[Row]:
     ]
 
 
+def profiles() -> list[Row]:
+    """Return a row per profile that has a name, this user's and the shipped ones."""
+    headers = ((name, path, load_header(path)) for name, path in profile_paths().items())
+    return [
+        {
+            "name": name,
+            "gpu": header.gpu,
+            "engine": f"{header.engine} {header.engine_version}",
+            "source": header.source,
+            "date": header.date,
+            "place": "shipped" if is_shipped(path) else str(path),
+        }
+        for name, path, header in headers
+    ]
+
+
 def scenarios() -> list[Row]:
     """Return a row per shipped scenario."""
     shipped = (load_scenario(name) for name in scenario_names())
@@ -60,6 +78,9 @@ def scenarios() -> list[Row]:
 
 def print_rows(console: Console, rows: Sequence[Row]) -> None:
     """Print rows as a table, figures to the right."""
+    if not rows:
+        console.print("None.")
+        return
     titles = {name: name.removesuffix("_bytes").replace("_bytes_per_s", "") for name in rows[0]}
     texts = all(isinstance(value, str) for value in rows[0].values())
     heads = [title.replace("_", " ") for title in titles.values()]

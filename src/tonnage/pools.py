@@ -7,28 +7,26 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tonnage.handoff import End, Terms, handoff_of
 from tonnage.scenarios.schema import Scenario
 from tonnage.scenarios.schema_pools import PoolSection, Role
-from tonnage.sim.cost.draft import SpeculatingExecutor, step_executor
-from tonnage.sim.cost.step_time import StepExecutor
+from tonnage.sim.cost.step_time import StepPredictor
 from tonnage.sim.domain import EngineSpec, GpuSpec, ModelSpec, PoolSpec
 from tonnage.sim.engine.fleet import Deployment, PoolPlan
-from tonnage.sim.model.draft import draft_of
 from tonnage.sim.model.engine_rules import (
-    captured_batch_sizes,
     default_chunk_tokens,
     default_max_prefill_tokens,
     default_max_running_requests,
     default_page_tokens,
     default_speculative_running_requests,
 )
-from tonnage.sim.model.kv import KvShape, stage_kv_shapes
 from tonnage.sim.model.memory import PoolMemory, pool_memory
 from tonnage.sim.model.requantise import with_weights
 from tonnage.sim.results.run import RunResult
 from tonnage.sim.serving.build import SchedulerSpec
 from tonnage.sim.serving.policy import policy_for
 from tonnage.sim.serving.scheduler import Limits
+from tonnage.step_times import StepTimes, step_times
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +80,23 @@ def _built_pool(
     return BuiltPool(spec, loaded, gpu, fitted)
 
 
-def deployment_of(scenario: Scenario, pools: dict[Role, BuiltPool]) -> Deployment:
+def deployment_of(
+    scenario: Scenario, pools: dict[Role, BuiltPool], times: dict[Role, StepTimes]
+) -> Deployment:
     """Return what the engine runs."""
-    plans = {str(role): _plan(scenario, pool) for role, pool in pools.items()}
-    prefill = pools.get("prefill")
-    if prefill is None:
-        return Deployment(plans, scenario.router.policy, None, None)
-    shapes = stage_kv_shapes(
-        prefill.model, prefill.spec.layout, prefill.spec.kv_format, scenario.engine_spec().name
-    )
-    return Deployment(
-        plans, scenario.router.policy, scenario.link_spec(), wire_bytes_per_gpu(shapes)
-    )
+    plans = {str(role): _plan(scenario, pool, times[role].executor) for role, pool in pools.items()}
+    routing = scenario.routing_spec()
+    if "prefill" not in pools:
+        return Deployment(plans, routing)
+    ends = [_end(pools[role]) for role in ("prefill", "decode")]
+    return Deployment(plans, routing, handoff_of(Terms.of(scenario), *ends))
 
 
-def _plan(scenario: Scenario, pool: BuiltPool) -> PoolPlan:
+def _end(pool: BuiltPool) -> End:
+    return End(pool.model, pool.spec.layout, pool.spec.kv_format, pool.gpu)
+
+
+def _plan(scenario: Scenario, pool: BuiltPool, executor: StepPredictor) -> PoolPlan:
     spec, engine = pool.spec, scenario.engine_spec()
     scheduling = SchedulerSpec(
         kv_tokens=pool.memory.kv_tokens,
@@ -114,7 +114,7 @@ def _plan(scenario: Scenario, pool: BuiltPool) -> PoolPlan:
         instances=spec.instances,
         scheduling=scheduling,
         longest_request_tokens=pool.memory.longest_request_tokens,
-        executor=executor_of(scenario, pool),
+        executor=executor,
         restore_s=_restore_s(pool),
     )
 
@@ -131,18 +131,11 @@ def numbered(deployment: Deployment, run: RunResult) -> tuple[dict[int, str], di
     return labels, pages
 
 
-def executor_of(scenario: Scenario, pool: BuiltPool) -> StepExecutor | SpeculatingExecutor:
-    """Return what predicts the steps of a pool."""
-    spec, engine = pool.spec, scenario.engine_spec()
-    query_tokens = 1 if spec.speculation is None else spec.speculation.query_tokens
-    per_rank = max(1, spec.max_running_requests // spec.layout.attention_dp)
-    captured: tuple[int, ...] = ()
-    if spec.role != "prefill":
-        captured = captured_batch_sizes(engine, pool.gpu, spec.layout.tp, per_rank, query_tokens)
-    draft = draft_of(pool.model, spec.speculation)
-    return step_executor(
-        pool.model, spec.layout, pool.gpu, spec.kv_format, engine.name, captured, draft
-    )
+def times_of(scenario: Scenario, pools: dict[Role, BuiltPool]) -> dict[Role, StepTimes]:
+    """Return what predicts the steps of every pool, and where its times come from."""
+    return {
+        role: step_times(scenario, pool.spec, pool.model, pool.gpu) for role, pool in pools.items()
+    }
 
 
 def _step_tokens(engine: EngineSpec, pool: BuiltPool) -> int:
@@ -165,19 +158,3 @@ def _extra_tokens(fitted: PoolMemory) -> int:
         if growing:
             extra = max(extra, (windows + stage.shape.state_bytes) / growing)
     return int(np.ceil(extra))
-
-
-def wire_bytes_per_gpu(shapes: list[KvShape]) -> Callable[[int], float]:
-    """Return the bytes that a GPU of the fullest stage sends for a prompt of so many tokens.
-
-    As `KvShape.request_bytes` with pages of one token, for one number: it is asked per request.
-    """
-
-    def stage_bytes(shape: KvShape, tokens: int) -> float:
-        windows = sum(min(tokens, window) * size for window, size in shape.windows)
-        return tokens * shape.growing_bytes_per_token + windows + shape.state_bytes
-
-    def wire_bytes(tokens: int) -> float:
-        return max(stage_bytes(shape, tokens) for shape in shapes)
-
-    return wire_bytes

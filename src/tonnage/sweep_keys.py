@@ -10,7 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tonnage.scenarios.schema import Scenario
-from tonnage.scenarios.schema_traffic import FileLength
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +28,8 @@ class Digests:
     def _inputs(self, scenario: Scenario) -> Iterator[str]:
         """Yield digests of what the fields only name: an edited file makes another point."""
         _, folder = scenario.origin()
-        lengths = (scenario.traffic.input_tokens, scenario.traffic.output_tokens)
-        yield from (self._file(folder / one.file) for one in lengths if isinstance(one, FileLength))
-        trace = scenario.traffic_spec().trace
-        if trace is not None:
-            yield self._file(trace.path)
+        yield from (self._file(folder / name) for name in scenario.traffic.files())
+        yield from (self._file(path) for path in scenario.traffic_spec().files())
         for role in scenario.pools.named():
             yield _digest(repr(scenario.gpu_spec(role)))
             yield _digest(repr(scenario.speculation_spec(role)))  # it holds the draft's geometry

@@ -230,8 +230,8 @@ def test_a_mistake_names_file_field_and_mend(data: dict[str, Any], expected: str
     ("data", "accepted"),
     [
         ({"pools": {"serve": {"integrity": "batched"}}}, "use none"),
-        ({"traffic": {"kind": "sessions"}}, "closed, resident, poisson, gamma, trace"),
-        ({"router": {"policy": "cache_aware"}}, "round_robin, random, least_requests, token_aware"),
+        ({"traffic": {"kind": "bursts"}}, "closed, resident, poisson, gamma, trace, sessions"),
+        ({"router": {"policy": "nearest"}}, "least_requests, token_aware, power_of_two, cache_aware"),
         ({"router": {"affinity": "session"}}, "use none"),
         ({"cache": {"gpu": True}}, "use false"),
         ({"cache": {"host": "100GB"}}, "only 0B is"),

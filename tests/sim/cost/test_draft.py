@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +24,15 @@ def glm() -> ModelSpec:
     return with_weights(load_model("glm-5.2"), "int4_g32")
 
 
+def roofline(
+    kv_format: str, captured: tuple[int, ...] = ()
+) -> Callable[[ModelSpec, ParallelLayout], RooflineExecutor]:
+    def make(model: ModelSpec, layout: ParallelLayout) -> RooflineExecutor:
+        return RooflineExecutor(model, layout, H200, kv_format, "sglang", captured)
+
+    return make
+
+
 def verify(contexts: list[int], query_tokens: int) -> Step:
     return Step(np.array(contexts), sum(contexts), (), 2.0 * len(contexts), query_tokens)
 
@@ -32,8 +42,8 @@ def drafting_s(
 ) -> FloatArray:
     """Return what the draft adds to the target's own time."""
     spec = draft_of(model, Spec(1, (0.5, 0.5), draft))
-    both = step_executor(model, layout, H200, "fp8_e4m3", "sglang", draft=spec)
-    target = step_executor(model, layout, H200, "fp8_e4m3", "sglang")
+    both = step_executor(roofline("fp8_e4m3"), model, layout, spec)
+    target = step_executor(roofline("fp8_e4m3"), model, layout)
     return both.run(step, steps) - target.run(step, steps)
 
 
@@ -93,7 +103,7 @@ def test_a_prompt_passes_the_draft_once() -> None:
 def test_a_draft_model_runs_whole() -> None:
     target, small = load_model("llama-3.1-70b"), load_model("llama-3.1-8b")
     draft = draft_of(target, Spec(2, (0.2, 0.3, 0.5), "model", small))
-    both = step_executor(target, TP8, H200, "bf16", "sglang", (), draft)
+    both = step_executor(roofline("bf16"), target, TP8, draft)
     alone = RooflineExecutor(small, TP8, H200, "bf16")
     step = verify([1000], 3)
     expected_s = alone.run(step, 1) + alone.run(replace(step, query_tokens=1), 1)
@@ -112,7 +122,8 @@ def test_ranks_draft_in_lockstep() -> None:
 @pytest.mark.parametrize("spec", [None, Spec(0, (1.0,)), Spec(3, (1.0, 0.0, 0.0, 0.0), "free")])
 def test_a_draft_that_costs_nothing_leaves_the_target_alone(spec: Spec | None) -> None:
     model = load_model("kimi-k2.6")
-    alone = step_executor(model, TP8, H200, "bf16", "sglang", (1, 2, 4), draft_of(model, spec))
+    make = roofline("bf16", (1, 2, 4))
+    alone = step_executor(make, model, TP8, draft_of(model, spec))
     assert not isinstance(alone, SpeculatingExecutor)
     plain = RooflineExecutor(model, TP8, H200, "bf16", captured_sizes=(1, 2, 4))
     step = verify([500] * 3, 1)

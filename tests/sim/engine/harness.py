@@ -8,9 +8,11 @@ import numpy as np
 
 from tonnage.sim.domain import FloatArray, LinkSpec, Request, SpeculationSpec, Step
 from tonnage.sim.engine.fleet import Deployment, PoolPlan
+from tonnage.sim.engine.handoff import Handoff
 from tonnage.sim.engine.instance import Executor
 from tonnage.sim.serving.build import SchedulerSpec
 from tonnage.sim.serving.policy import PLAIN, Policy
+from tonnage.sim.serving.router import PolicyName, RoutingSpec
 from tonnage.sim.serving.scheduler import Limits
 
 
@@ -43,7 +45,7 @@ def colocated(
     chunk_tokens: int = 8192,
     running: int = 512,
     mixed: bool = False,
-    router: str = "round_robin",
+    router: PolicyName = "round_robin",
     policy: Policy = PLAIN,
     ranks: int = 1,
     stages: int = 1,
@@ -59,7 +61,7 @@ def colocated(
         speculation=speculation,
     )
     plan = PoolPlan("serve", instances, scheduling, kv_tokens // ranks, times or AffineTimes())
-    return Deployment({"serve": plan}, router, None, None)
+    return Deployment({"serve": plan}, RoutingSpec(router))
 
 
 def disaggregated(
@@ -72,7 +74,7 @@ def disaggregated(
     chunk_tokens: int = 8192,
     running: int = 512,
     bandwidth_bytes_per_s: float = 50e9,
-    router: str = "round_robin",
+    router: PolicyName = "round_robin",
     policy: Policy = PLAIN,
     ranks: int = 1,
     stages: int = 1,
@@ -101,7 +103,8 @@ def disaggregated(
         ),
     }
     link = LinkSpec("rdma", bandwidth_bytes_per_s, 1e-4)
-    return Deployment(plans, router, link, lambda tokens: 70_272.0 * tokens)
+    handoff = Handoff(link, lambda tokens: 70_272.0 * tokens)
+    return Deployment(plans, RoutingSpec(router), handoff)
 
 
 def poisson_requests(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tonnage.sim.traffic.traces import detect_format, read_trace
 
 MOONCAKE = (
     '{"timestamp": 1000, "input_length": 10, "output_length": 2, "hash_ids": [0]}\n'
-    '{"timestamp": 1500, "input_length": 20, "output_length": 3, "hash_ids": [0, 1]}\n'
+    '{"timestamp": 1500, "input_length": 20, "output_length": 3, "hash_ids": [1]}\n'
 )
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -22,6 +23,10 @@ AZURE = (
 )
 PLAIN = "arrival_s,output_tokens,input_tokens,who\n7,2,10,a\n7.5,3,20,b\n"
 WANTED = [Request(0, 0.0, 10, 2), Request(1, 0.5, 20, 3)]
+WITH_BLOCKS = [
+    replace(request, block_ids=ids, block_tokens=512)
+    for request, ids in zip(WANTED, [(0,), (1,)], strict=True)
+]
 
 
 def trace(folder: Path, text: str, name: str = "trace.txt") -> Path:
@@ -38,15 +43,21 @@ def test_every_format_is_recognised_and_starts_at_zero(
     tmp_path: Path, text: str, name: str
 ) -> None:
     path = trace(tmp_path, text)
+    wanted = WITH_BLOCKS if name == "mooncake" else WANTED
     assert detect_format(path) == name
-    assert list(read_trace(TraceSource(path))) == WANTED
-    assert list(read_trace(TraceSource(path, format=name))) == WANTED
+    assert list(read_trace(TraceSource(path))) == wanted
+    assert list(read_trace(TraceSource(path, format=name))) == wanted
 
 
 def test_a_gzipped_trace_reads_the_same(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl.gz"
     path.write_bytes(gzip.compress(MOONCAKE.encode()))
-    assert list(read_trace(TraceSource(path))) == WANTED
+    assert list(read_trace(TraceSource(path))) == WITH_BLOCKS
+
+
+def test_without_hash_ids_nothing_is_known_of_blocks(tmp_path: Path) -> None:
+    plain = MOONCAKE.replace(', "hash_ids": [0]', "").replace("[1]", "[]")
+    assert list(read_trace(TraceSource(trace(tmp_path, plain)))) == WANTED
 
 
 def test_windows_line_ends_a_byte_order_mark_and_blank_lines_are_harmless(tmp_path: Path) -> None:
@@ -61,7 +72,7 @@ def test_the_scale_divides_times_and_the_limit_cuts(tmp_path: Path) -> None:
     assert [request.arrival_s for request in fast] == [0.0, 0.25]
     # What lies beyond the limit is not even read.
     path = trace(tmp_path, MOONCAKE + "not json\n")
-    assert list(read_trace(TraceSource(path, limit=2))) == WANTED
+    assert list(read_trace(TraceSource(path, limit=2))) == WITH_BLOCKS
 
 
 @pytest.mark.parametrize(
@@ -75,6 +86,9 @@ def test_the_scale_divides_times_and_the_limit_cuts(tmp_path: Path) -> None:
         (MOONCAKE.replace('"input_length": 20', '"input_length": 2.5'), 2, "in whole numbers"),
         (MOONCAKE.replace("1500", "true"), 2, "timestamp: True is not a number"),
         (MOONCAKE.replace("1500", "NaN"), 2, "timestamp: nan is not a number"),
+        (MOONCAKE.replace("[1]", "[1, 2]"), 2, "2 blocks of 512 tokens for 20 tokens, which are 1"),
+        (MOONCAKE.replace("[1]", '["a"]'), 2, "hash_ids: expected a list of whole numbers"),
+        (MOONCAKE.replace("[1]", "1"), 2, "hash_ids: expected a list of whole numbers"),
         (AZURE + "2023-11-16 18:17:05.00,30", 4, "2 columns where the header has 3"),
         (AZURE + "yesterday,30,4\n", 4, "TIMESTAMP: 'yesterday' is not a date and time"),
         (AZURE + "2023-11-16 18:17:05+00:00,30,4\n", 4, "some have a time zone and some not"),
@@ -92,7 +106,7 @@ def test_a_bad_line_is_named(tmp_path: Path, text: str, line: int, expected: str
 
 def test_requests_before_a_bad_line_are_streamed(tmp_path: Path) -> None:
     requests = read_trace(TraceSource(trace(tmp_path, MOONCAKE + "{")))
-    assert next(requests) == WANTED[0]
+    assert next(requests) == WITH_BLOCKS[0]
 
 
 def test_a_header_without_the_columns_of_a_named_format(tmp_path: Path) -> None:

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonnage.sim.cost.models.grid import Grid, filled, grid_from_columns, monotone
+from tonnage.sim.cost.models.grid import (
+    Grid,
+    LogCurve,
+    filled,
+    grid_from_columns,
+    monotone,
+    refined,
+)
 from tonnage.sim.domain import BadInputError
 
 KNOTS = ([1.0, 8.0, 64.0], [16.0, 256.0])
@@ -104,3 +111,19 @@ def test_the_repair_runs_along_its_axis_and_past_nan() -> None:
 
 def test_a_light_row_yields_to_a_heavy_one() -> None:
     assert monotone([2.0, 1.0], weights=[1.0, 9.0]).tolist() == pytest.approx([1.1, 1.1])
+
+
+def test_refined_points_hold_the_knots_and_go_on_beyond_them() -> None:
+    points = refined(np.array([1.0, 16.0, 100.0]), 1000.0)
+    assert {1.0, 16.0, 100.0, 200.0} <= set(points.tolist())
+    assert (np.diff(points) > 0).all()
+    assert points[-1] >= 1000.0
+
+
+def test_a_curve_is_a_power_law_between_and_above_its_points_and_flat_below() -> None:
+    curve = LogCurve.of(np.array([2.0, 8.0]), np.log([4.0, 64.0]))
+    assert curve.at(4.0) == pytest.approx(16.0)
+    assert curve.at(1.0) == pytest.approx(4.0)
+    assert curve.at(0.0) == pytest.approx(4.0)
+    assert curve.at(16.0) == pytest.approx(256.0)
+    assert curve.at_each(np.array([[2.0], [16.0]])) == pytest.approx(np.array([[4.0], [256.0]]))

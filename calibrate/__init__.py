@@ -1,0 +1,1 @@
+"""Kernels to profiles: importers, fits, and how well they hold."""

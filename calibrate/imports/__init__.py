@@ -1,0 +1,1 @@
+"""Readers of kernel timings that others measured."""

@@ -1,0 +1,164 @@
+"""The attention of each kind of layer of a pool, in decode and prefill, from measured kernels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tonnage.sim.cost.estimate import Estimate
+from tonnage.sim.cost.models.attention import AttentionShape, attention_shape
+from tonnage.sim.cost.operator_models import OperatorModels
+from tonnage.sim.cost.operator_times import OperatorTime
+from tonnage.sim.cost.operators import decode_reads, state_traffic_bytes
+from tonnage.sim.domain import (
+    FloatArray,
+    GpuSpec,
+    GqaAttention,
+    LayerSpec,
+    LinearAttention,
+    MlaAttention,
+    ModelSpec,
+    ParallelLayout,
+    PromptChunk,
+    Role,
+)
+
+_KERNELS = 4  # small ones around an attention kernel: rope, norms of q and k, KV write ...
+_FP8_KV_KERNELS = 4  # more of them: quantise, casts, the scale (SGLang 0.5.14, no k_scale)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """All layers of one kind: `layers` calls of one rank's attention.
+
+    `covers_projections`: the measured rows hold the projections, norms and the KV write too.
+    """
+
+    name: str
+    shape: AttentionShape
+    layers: int
+    window_tokens: int | None
+    models: OperatorModels
+    context_ranks: int  # decode context parallelism: each rank reads its share of a context
+    arithmetic_share: float  # of the larger of reading and computing, for one query per request
+
+    @property
+    def covers_projections(self) -> bool:
+        """Whether a row is a whole module."""
+        return self.models.decode.content(self.shape) == "module"
+
+    @property
+    def small_kernels(self) -> int:
+        """Small kernels of one layer that no row holds."""
+        if self.covers_projections:
+            return 0
+        is_fp8 = self.shape.kv_format != "bf16"
+        return _KERNELS + (_FP8_KV_KERNELS if is_fp8 else 0)
+
+    def decode_s(self, batch: int, contexts: FloatArray, query_tokens: int) -> FloatArray:
+        """Return the seconds of all layers at mean contexts `[steps]`."""
+        seconds = self._decode(batch, contexts).seconds
+        return np.asarray(seconds) * (self.layers * self._query_factor(query_tokens))
+
+    def decode_time(self, batch: int, context_tokens: float, query_tokens: int) -> OperatorTime:
+        """Return all layers at one context, with provenance."""
+        factor = self.layers * self._query_factor(query_tokens)
+        estimate = self._decode(batch, np.array([context_tokens]))
+        return OperatorTime.of(f"decode_{self.name}", _single(estimate), factor)
+
+    def prefill_time(self, chunks: Sequence[PromptChunk]) -> OperatorTime:
+        """Return all layers for the prompt chunks of one step, with provenance."""
+        pairs = tuple((chunk.new_tokens, chunk.past_tokens) for chunk in chunks)
+        estimate = self.models.prefill.chunks(self.shape, pairs)
+        return OperatorTime.of(f"prefill_{self.name}", _single(estimate), self.layers)
+
+    def _decode(self, batch: int, contexts: FloatArray) -> Estimate:
+        curve = self.models.decode.curve(self.shape, batch)
+        return curve.at(contexts / self.context_ranks)
+
+    def _query_factor(self, query_tokens: int) -> float:
+        """Return how much longer several queries of a request take that share one read."""
+        return max(1.0, query_tokens * self.arithmetic_share)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStates:
+    """All linear-attention layers of one kind, from the bytes of their states: no rows."""
+
+    name: str
+    layers: int
+    state_s: float  # one sequence's state, read and written
+    window_tokens: int | None = None
+    covers_projections: bool = False
+    small_kernels: int = _KERNELS
+
+    def decode_s(self, batch: int, contexts: FloatArray, query_tokens: int) -> FloatArray:
+        """Return the seconds of all layers; contexts do not matter."""
+        return np.full(len(contexts), self.layers * batch * self.state_s)
+
+    def decode_time(self, batch: int, context_tokens: float, query_tokens: int) -> OperatorTime:
+        """Return all layers, provenance datasheet."""
+        return OperatorTime.assumed(f"decode_{self.name}", self.layers * batch * self.state_s)
+
+    def prefill_time(self, chunks: Sequence[PromptChunk]) -> OperatorTime:
+        """Return all layers for prompt chunks, provenance datasheet."""
+        seconds = self.layers * len(chunks) * self.state_s
+        return OperatorTime.assumed(f"prefill_{self.name}", seconds)
+
+
+def layer_attentions(
+    model: ModelSpec,
+    layout: ParallelLayout,
+    gpu: GpuSpec,
+    kv_format: str,
+    models: OperatorModels,
+) -> list[LayerAttention | LayerStates]:
+    """Return the attention of every kind of layer."""
+    found: list[LayerAttention | LayerStates] = []
+    counts = Counter(
+        (layer.attention, _projection_format(layer)) for layer in model.layers if layer.attention
+    )
+    for (attention, projection_format), layers in counts.items():
+        if isinstance(attention, LinearAttention):
+            moved_bytes = state_traffic_bytes(attention, layout)
+            state_s = moved_bytes / gpu.memory_bandwidth_bytes_per_s
+            found.append(LayerStates(f"{attention.kind}_attention", layers, state_s))
+            continue
+        shape = attention_shape(attention, layout, kv_format, projection_format, model.hidden_size)
+        window = attention.window_tokens if isinstance(attention, GqaAttention) else None
+        name = f"{shape.kind}_attention" + ("_window" if window is not None else "")
+        share = _arithmetic_share(attention, layout, gpu, kv_format)
+        found.append(LayerAttention(name, shape, layers, window, models, layout.dcp, share))
+    return found
+
+
+def _projection_format(layer: LayerSpec) -> str:
+    formats = [one.format for one in layer.weights if one.role is Role.ATTENTION]
+    return formats[0] if formats else "bf16"
+
+
+def _arithmetic_share(
+    attention: GqaAttention | MlaAttention, layout: ParallelLayout, gpu: GpuSpec, kv_format: str
+) -> float:
+    """Return computing over the larger of reading and computing, by the datasheet."""
+    read = decode_reads(attention, layout, kv_format)[0]
+    if read.per_query:
+        return 1.0
+    reading_s = read.bytes_per_token / gpu.memory_bandwidth_bytes_per_s
+    computing_s = read.flops_per_token / gpu.dense_flops_per_s["bf16"]
+    return computing_s / max(reading_s, computing_s)
+
+
+def _single(estimate: Estimate) -> Estimate:
+    """Return an estimate of one point as plain numbers."""
+    return Estimate(
+        float(np.asarray(estimate.seconds).ravel()[0]),
+        estimate.low,
+        estimate.high,
+        estimate.source,
+        estimate.inside,
+        float(np.asarray(estimate.roofline_s).ravel()[0]),
+    )

@@ -1,0 +1,1 @@
+"""One predictor per operator, from a profile's tables and fitted forms to seconds."""

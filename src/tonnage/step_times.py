@@ -1,0 +1,131 @@
+"""Which step times a pool is predicted with: a profile's operators, scaled ones, the datasheet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import cast
+
+from tonnage.scenarios.catalogue import load_gpu
+from tonnage.scenarios.profiles import ProfileChoice, choose_profile
+from tonnage.scenarios.schema import Scenario
+from tonnage.sim.cost.draft import step_executor
+from tonnage.sim.cost.estimate import Source
+from tonnage.sim.cost.measured import MeasuredExecutor, StepAssumptions
+from tonnage.sim.cost.operator_models import OperatorModels, operator_models
+from tonnage.sim.cost.profile import Profile, load_profile
+from tonnage.sim.cost.roofline import RooflineExecutor
+from tonnage.sim.cost.scaled import ScaledExecutor
+from tonnage.sim.cost.step_time import StepPredictor
+from tonnage.sim.domain import EngineSpec, GpuSpec, ModelSpec, ParallelLayout, PoolSpec
+from tonnage.sim.model.draft import draft_of
+from tonnage.sim.model.engine_rules import captured_batch_sizes
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """What predicts the steps of one pool, and where its times come from.
+
+    `profile`: the name of the profile; `source`: measured, imported, scaled or datasheet.
+    """
+
+    executor: StepPredictor
+    profile: str
+    source: Source
+    assumptions: tuple[str, ...]
+
+
+def step_times(scenario: Scenario, pool: PoolSpec, model: ModelSpec, gpu: GpuSpec) -> StepTimes:
+    """Choose the profile of a pool and build what predicts its steps."""
+    engine = scenario.engine_spec()
+    choice = choose_profile(scenario.profile, gpu, engine.name, scenario.origin()[1])
+    maker = _Maker(scenario, pool, engine, gpu, choice)
+    executor = step_executor(maker.make, model, pool.layout, draft_of(model, pool.speculation))
+    profile = choice.load()
+    name = "datasheet" if profile is None else profile.header.name
+    source = cast(Source, choice.source)
+    return StepTimes(executor, name, source, tuple(maker.assumptions(profile)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes executors of one pool's GPU, engine and formats for a model and a layout."""
+
+    scenario: Scenario
+    pool: PoolSpec
+    engine: EngineSpec
+    gpu: GpuSpec
+    choice: ProfileChoice
+
+    def make(self, model: ModelSpec, layout: ParallelLayout) -> StepPredictor:
+        if self.choice.path is None:
+            return self._roofline(model, layout, self.gpu)
+        if self.choice.scaled_from is None:
+            return self._measured(model, layout, self.gpu)
+        timed = load_gpu(self.choice.scaled_from)
+        return ScaledExecutor(
+            self._measured(model, layout, timed),
+            self._roofline(model, layout, timed),
+            self._roofline(model, layout, self.gpu),
+        )
+
+    def _roofline(self, model: ModelSpec, layout: ParallelLayout, gpu: GpuSpec) -> RooflineExecutor:
+        return RooflineExecutor(
+            model, layout, gpu, self.pool.kv_format, self.engine.name, self._captured(layout)
+        )
+
+    def _measured(self, model: ModelSpec, layout: ParallelLayout, gpu: GpuSpec) -> MeasuredExecutor:
+        assert self.choice.path is not None
+        return MeasuredExecutor(
+            model,
+            layout,
+            gpu,
+            self.pool.kv_format,
+            self.engine.name,
+            _models(self.choice.path, self.choice.back_fill, gpu.name),
+            self._captured(layout),
+            self._step_assumptions(),
+        )
+
+    def _step_assumptions(self) -> StepAssumptions:
+        asked = self.scenario.engine
+        return StepAssumptions(routing=asked.routing, step_overhead_s=asked.step_overhead)
+
+    def _captured(self, layout: ParallelLayout) -> tuple[int, ...]:
+        if self.pool.role == "prefill":
+            return ()
+        speculation = self.pool.speculation
+        query_tokens = 1 if speculation is None else speculation.query_tokens
+        per_rank = max(1, self.pool.max_running_requests // self.pool.layout.attention_dp)
+        return captured_batch_sizes(self.engine, self.gpu, layout.tp, per_rank, query_tokens)
+
+    def assumptions(self, profile: Profile | None) -> list[str]:
+        role = self.pool.role
+        if profile is None:
+            return [
+                f"{role}: step times: {self.choice.why}; a roofline without launch, latency or "
+                "engine overheads (a lower bound)"
+            ]
+        facts = self._step_assumptions()
+        return [
+            f"{role}: step times: {self.choice.why}",
+            f"routing of tokens to experts: {facts.routing}",
+            "small kernels 2.5 us each, sampling 65 us and 0.9 us per row: estimates of a trace "
+            f"study; engine overhead {facts.step_overhead_s * 1e3:g} ms per step",
+        ]
+
+
+@lru_cache(maxsize=8)
+def _models(path: Path, back_fill: tuple[Path, ...], gpu: str) -> OperatorModels:
+    """Return the operator models of a profile, tables that it lacks taken from others."""
+    profile = load_profile(path)
+    for other in back_fill:
+        stand_in = load_profile(other)
+        lacking = [name for name in stand_in.tables if name not in profile.tables]
+        if lacking:
+            tables = {name: stand_in.tables[name] for name in lacking}
+            fitted = {**stand_in.header.fitted, **profile.header.fitted}
+            header = profile.header.model_copy(update={"fitted": fitted})
+            profile = replace(profile, header=header, tables={**profile.tables, **tables})
+    return operator_models(profile, load_gpu(gpu))

@@ -8,7 +8,12 @@ import numpy as np
 import pandas as pd
 
 from tonnage.calibrate.attention_errors import Fold, Predictor, every_second, whole_values
-from tonnage.calibrate.attention_forms import Forms, fit_forms, fit_sparse_forms
+from tonnage.calibrate.attention_forms import (
+    Forms,
+    dense_rates,
+    fit_forms,
+    fit_sparse_forms,
+)
 from tonnage.calibrate.imports.sparse_attention import is_dense
 from tonnage.sim.cost.models.attention import (
     DSA_KINDS,
@@ -87,6 +92,7 @@ def prefill_folds(thinned: pd.DataFrame, rows: pd.DataFrame) -> Iterator[Fold]:
     is_many = is_sparse & (rows["batch"] > _JUDGED_SPARSE_BATCH)
     test = rows[(tokens >= least) & ~is_short & ~is_many]
     yield from whole_values(thinned, test, lambda one: one["heads"], "", _HEADS)
+    yield from _short_prompt_folds(thinned, rows[is_short & (tokens >= _JUDGED_SPARSE_TOKENS)])
     is_plain = ~test["kind"].isin(DSA_KINDS)
     known = thinned[["batch", "new_tokens"]].drop_duplicates()
     calls = test[["batch", "new_tokens"]].merge(known, how="left", indicator=True)
@@ -111,14 +117,25 @@ def prefill_folds(thinned: pd.DataFrame, rows: pd.DataFrame) -> Iterator[Fold]:
     )
 
 
+def _short_prompt_folds(thinned: pd.DataFrame, dense: pd.DataFrame) -> Iterator[Fold]:
+    """Yield folds of sparse models' dense path: its rates are learned from other head counts."""
+    sparse = thinned[thinned["kind"].isin(DSA_KINDS)]
+    for heads in sorted(set(dense["heads"])):
+        others = pd.concat([sparse, dense[dense["heads"] != heads]], ignore_index=True)
+        test = dense[(dense["heads"] == heads) & (dense["past_tokens"] == 0)]
+        yield Fold("short prompts", _HEADS, others, test, "extrapolation")
+
+
 def prefill_trainer(train: pd.DataFrame, rates: Rates, start: Forms) -> Predictor:
     """Return a predictor fitted to the rows of a table alone."""
     is_sparse = train["kind"].isin(DSA_KINDS)
+    is_short = is_sparse & is_dense(train)
     fitted = {
         "forms": fit_forms(train[~is_sparse], prefill_work, "new_tokens", start),
-        "sparse_forms": fit_sparse_forms(train),
+        "sparse_forms": fit_sparse_forms(train[~is_short]),
+        "dense_flops_per_s": dense_rates(train[is_short]),
     }
-    model = PrefillAttentionModel(train, fitted, rates)
+    model = PrefillAttentionModel(train[~is_short], fitted, rates)
 
     def predict(shape: AttentionShape, rows: Columns) -> tuple[FloatArray, str]:
         seconds = np.empty(len(rows["batch"]))

@@ -119,7 +119,7 @@ def _fit_sparse(members: Iterable[tuple[AttentionShape, Columns]]) -> SparsePref
         tokens = rows["batch"] * rows["new_tokens"]
         past = rows["past_tokens"]
         is_indexed = float(shape.kind == "dsa_full")
-        pairs = is_indexed * tokens * (past + tokens / 2.0)
+        pairs = is_indexed * tokens * (past + rows["new_tokens"] / 2.0)
         held = is_indexed * (tokens + rows["batch"] * past)
         fixed = (np.ones(len(tokens)), tokens, tokens * shape.heads)
         features.append(np.stack([*fixed, pairs, held]))
@@ -144,7 +144,8 @@ def dense_rates(rows: pd.DataFrame) -> dict[str, float]:
     ]
     found: defaultdict[str, list[FloatArray]] = defaultdict(list)
     for shape, part in shapes_of(large):
-        flops = dense_flops(shape, part["batch"], part["new_tokens"], 0.0)
+        tokens = part["batch"] * part["new_tokens"]
+        flops = dense_flops(shape, tokens, tokens * part["new_tokens"] / 2.0)
         found[shape.projection_format].append(flops / part["seconds"])
     return {name: _rounded(float(np.median(np.concatenate(one)))) for name, one in found.items()}
 

@@ -26,8 +26,8 @@ from tonnage.sim.cost.profile import (
     ProfileHeader,
     write_profile,
 )
-from tonnage.sim.cost.table_operators import TABLE_OPERATORS
-from tonnage.sim.domain import BadInputError, IntArray
+from tonnage.sim.cost.table_operators import TABLE_OPERATORS, Key
+from tonnage.sim.domain import BadInputError, FloatArray
 
 ENGINES = ("sglang", "vllm", "trtllm")
 SHIPPED_GPUS = ("h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm", "gb200")
@@ -61,6 +61,7 @@ EXPECTED = (
     *("mla_bmm", "all_reduce", "all_gather", "all_to_all", "expert_comm"),
 )
 _BINS = 40
+_MOST_SERIES = 400
 
 
 def build_profile(
@@ -127,23 +128,26 @@ def measured_rows(
 def residual_counts(
     profile: Profile, measured: Iterable[tuple[str, pd.DataFrame]]
 ) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Return how many rows lie in each bin of log2(measured / predicted), by table and format."""
+    """Return how many rows lie in each bin of log2(measured / predicted), by table and format.
+
+    Of a format with more than `_MOST_SERIES` curves, so many are taken, spread over all of them.
+    """
     models = operator_models(profile, load_gpu(profile.header.gpu))
-    counts: dict[str, dict[str, IntArray]] = {}
+    edges = np.linspace(-RESIDUAL_OCTAVES, RESIDUAL_OCTAVES, _BINS + 1)
+    counts: dict[str, dict[str, tuple[int, ...]]] = {}
     for table, rows in measured:
         operator = TABLE_OPERATORS[table]
-        by_format = counts.setdefault(table, {})
-        for key, x, seconds in operator.series(rows):
-            octaves = np.log2(seconds / operator.ask(models, key, x).seconds)
-            clipped = np.clip(octaves, -RESIDUAL_OCTAVES, RESIDUAL_OCTAVES)
-            edges = np.linspace(-RESIDUAL_OCTAVES, RESIDUAL_OCTAVES, _BINS + 1)
-            name = operator.format_of(key)
-            found = by_format.setdefault(name, np.zeros(_BINS, dtype=np.int64))
-            found += np.histogram(clipped, edges)[0]
-    return {
-        table: {name: tuple(found.tolist()) for name, found in sorted(by_format.items())}
-        for table, by_format in counts.items()
-    }
+        by_format: dict[str, list[tuple[Key, FloatArray, FloatArray]]] = {}
+        for one in operator.series(rows):
+            by_format.setdefault(operator.format_of(one[0]), []).append(one)
+        for name, series in sorted(by_format.items()):
+            found = np.zeros(_BINS, dtype=np.int64)
+            for key, x, seconds in series[:: -(-len(series) // _MOST_SERIES)]:
+                octaves = np.log2(seconds / operator.ask(models, key, x).seconds)
+                clipped = np.clip(octaves, -RESIDUAL_OCTAVES, RESIDUAL_OCTAVES)
+                found += np.histogram(clipped, edges)[0]
+            counts.setdefault(table, {})[name] = tuple(found.tolist())
+    return counts
 
 
 def _folder(gpu: str, engine: str) -> str:

@@ -1,7 +1,7 @@
 """Attention of one GPU and engine: which rows stand for it, thinned, fitted, and how far off.
 
-Tables `attention_decode`, `attention_prefill`, `linear_attention` and `mla_bmm`; whose rows they are
-says calibrate/imports/attention.py. Forms are fitted to the thinned rows.
+Tables `attention_decode`, `attention_prefill`, `linear_attention` and `mla_bmm`; whose rows they
+are says calibrate/imports/attention.py. Forms are fitted to the thinned rows.
 """
 
 from __future__ import annotations

@@ -45,8 +45,9 @@ def fitted(gpu: str, engine: str) -> dict[str, Any]:
 def held_out_errors(gpu: str, engine: str) -> pd.DataFrame:
     """Return the errors of the shipped form: relative, `low` and `high` true / predicted.
 
-    Operators: `moe` (experts held out whole), `moe_between_knots` (shipped experts at tokens that
-    do not ship), `moe_lent` (rows scaled from another version or engine) and `moe_stand_in`
+    Operators: `moe` (experts held out whole), `moe_other_kernel` (the same, where they ran another
+    kernel than unmeasured ones are taken to run), `moe_between_knots` (shipped experts at tokens
+    that do not ship), `moe_lent` (rows scaled from another version or engine) and `moe_stand_in`
     (formats predicted from another's rows).
     """
     return fit(gpu, engine).errors
@@ -89,6 +90,7 @@ def intervals(errors: pd.DataFrame, weight_format: str) -> dict[str, list[float]
     """Return true / predicted at 5 and 95 % by how near measured experts are.
 
     What was not tried takes the widest of what was, and nothing is narrower than what is nearer.
+    Experts that were not measured may run another kernel, so its errors are within theirs.
     """
     of_format = errors[errors["format"] == weight_format]
 
@@ -98,7 +100,8 @@ def intervals(errors: pd.DataFrame, weight_format: str) -> dict[str, list[float]
     between = of("moe_between_knots", "interpolation")
     inner, outer = of("moe", "interpolation"), of("moe", "extrapolation")
     lent = errors[errors["operator"] == "moe_lent"]
-    inside = pd.concat([between, outer if inner.empty else inner])
+    other_kernel = of("moe_other_kernel", "extrapolation")
+    inside = pd.concat([between, outer if inner.empty else inner, other_kernel])
     by_nearness: Mapping[str, pd.DataFrame] = {
         "measured": inside if between.empty else between,
         "inside": inside,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -32,6 +32,17 @@ _COLUMNS = ("operator", "format", "regime", "held_out", "n", "median", "p90", "l
 _NO_INTERVAL = [1.0, 1.0]  # of models made for their errors
 _PLACEHOLDER = {
     f"{one}_interval": _NO_INTERVAL for one in ("measured", "inside", "outside", "scaled")
+}
+
+_Kind = Literal["inside", "outside", "other_kernel"]
+_HELD_OUT: dict[_Kind, tuple[str, str, str]] = {
+    "inside": ("moe", "interpolation", "expert shapes within the others"),
+    "outside": ("moe", "extrapolation", "expert shapes beyond the others"),
+    "other_kernel": (
+        "moe_other_kernel",
+        "extrapolation",
+        "expert shapes on another kernel than expected",
+    ),
 }
 
 Forms = Mapping[tuple[str, str], MoeForm]
@@ -89,27 +100,25 @@ def held_out_experts(
 ) -> pd.DataFrame:
     """Return errors of each (hidden, inter, experts, top_k), predicted from the others.
 
-    Interpolation: every size is within the others', and the experts ran the kernel that the model
-    expects of them; extrapolation: all else. A format with one shape has the errors that the
-    format with most shapes would have if only the like of that shape were known.
+    Interpolation: every size is within those of others on its kernel; extrapolation: not so. Apart
+    from both, as `moe_other_kernel`, stand experts that ran another kernel than the model takes
+    unmeasured ones to run. A format with one shape has the errors that the format with most shapes
+    would have if only the like of that shape were known.
     """
     found = []
     for name, part in rows.groupby("format"):
         families = sorted(map(tuple, part[FAMILY].drop_duplicates().to_numpy(np.int64).tolist()))
         own = knots[knots["format"] == name]
         if len(families) < 2:
-            found.append(_single_shape_errors(str(name), families[0], rows, knots, rates))
+            found += _single_shape_errors(str(name), families[0], rows, knots, rates)
             continue
-        regimes: dict[str, list[FloatArray]] = {"interpolation": [], "extrapolation": []}
+        parts: dict[_Kind, list[FloatArray]] = {kind: [] for kind in _HELD_OUT}
         for family in families:
-            for is_inside, errors in _without(family, part, own, rates):
-                regimes["interpolation" if is_inside else "extrapolation"].append(errors)
-        for regime, parts in regimes.items():
-            text = "expert shapes within the others"
-            if regime == "extrapolation":
-                text = "expert shapes beyond the others, or on another kernel than expected"
-            text += f", {len(families)} in all" + _lent_note(part)
-            found += _summaries("moe", str(name), regime, text, parts)
+            for kind, errors in _without(family, part, own, rates):
+                parts[kind].append(errors)
+        note = f", {len(families)} in all" + _lent_note(part)
+        for kind, (operator, regime, text) in _HELD_OUT.items():
+            found += _summaries(operator, str(name), regime, text + note, parts[kind])
     return pd.DataFrame(found, columns=list(_COLUMNS))
 
 
@@ -120,8 +129,8 @@ def _lent_note(rows: pd.DataFrame) -> str:
 
 def _without(
     family: Family, rows: pd.DataFrame, knots: pd.DataFrame, rates: GpuSpec
-) -> Iterable[tuple[bool, FloatArray]]:
-    """Yield (is interpolated, log errors) of each kernel and kind of layout of held-out experts."""
+) -> Iterable[tuple[_Kind, FloatArray]]:
+    """Yield (kind, log errors) of held-out experts, by kernel and by expert parallelism."""
     others = knots[~_is_family(knots, family)]
     model = moe_model(others, fit_forms(others), rates)
     held = rows[_is_family(rows, family)]
@@ -133,7 +142,9 @@ def _without(
             continue
         sizes = np.array(sorted(table.families))
         within = bool(((sizes.min(axis=0) <= family) & (family <= sizes.max(axis=0))).all())
-        yield within and table.kernel == kernel, log_errors(model, part)
+        is_expected = table.kernel == kernel
+        kind: _Kind = ("inside" if within else "outside") if is_expected else "other_kernel"
+        yield kind, log_errors(model, part)
 
 
 def _is_family(rows: pd.DataFrame, family: Family) -> pd.Series:
@@ -142,7 +153,7 @@ def _is_family(rows: pd.DataFrame, family: Family) -> pd.Series:
 
 def _single_shape_errors(
     weight_format: str, family: Family, rows: pd.DataFrame, knots: pd.DataFrame, rates: GpuSpec
-) -> dict[str, Any]:
+) -> list[dict[str, Any]]:
     """Return the errors of another format predicted from one shape alone, for want of a second."""
     counts = knots.groupby("format")[FAMILY].apply(lambda part: len(part.drop_duplicates()))
     name = str(counts.idxmax())
@@ -153,7 +164,7 @@ def _single_shape_errors(
     model = moe_model(only, fit_forms(only), rates)
     errors = log_errors(model, part[~_is_family(part, tuple(nearest))])
     text = f"no second shape: {name} predicted from one shape"
-    return _summaries("moe", weight_format, "extrapolation", text, [errors])[0]
+    return _summaries("moe", weight_format, "extrapolation", text, [errors])
 
 
 # --- tokens between the knots -------------------------------------------------------------------

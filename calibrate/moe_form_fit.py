@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from tonnage.calibrate.moe_rows import CURVE, FAMILY
+from tonnage.calibrate.moe_rows import CURVE, FAMILY, catalogue_families
 from tonnage.sim.cost.models.moe_form import BALANCED, MoeForm, MoeShape
 from tonnage.sim.cost.models.moe_table import SHAPE_COLUMNS
 from tonnage.sim.domain import FloatArray
@@ -26,13 +26,18 @@ _FEWEST_LAYOUTS = 5
 def fit_forms(rows: pd.DataFrame) -> dict[tuple[str, str], MoeForm]:
     """Return the form of each (format, kernel), fitted to the log seconds of balanced rows.
 
-    Soft-L1, so that kernels which change their tiles pull little. The power laws share it.
+    Soft-L1, so that kernels which change their tiles pull little. The power laws share it. The
+    kernels of a format come in the order in which unmeasured experts are taken to run them: first
+    those that ran most experts of catalogue models, then most experts.
     """
     balanced = rows[rows["routing"] == BALANCED]
-    return {
-        (str(name), str(kernel)): fit_form(str(name), part)
-        for (name, kernel), part in balanced.groupby(["format", "kernel"])
-    }
+    forms, orders = {}, {}
+    for (name, kernel), part in balanced.groupby(["format", "kernel"]):
+        key = (str(name), str(kernel))
+        families = set(part[FAMILY].drop_duplicates().itertuples(index=False, name=None))
+        forms[key] = fit_form(key[0], part)
+        orders[key] = (key[0], -len(families & catalogue_families()), -len(families), key[1])
+    return {key: forms[key] for key in sorted(forms, key=orders.__getitem__)}
 
 
 def fit_form(weight_format: str, rows: pd.DataFrame) -> MoeForm:

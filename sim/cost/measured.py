@@ -162,6 +162,13 @@ class MeasuredExecutor(StepExecutor):
         """Yield the attention of prompt chunks on one rank, by kind of layer."""
         for attention in self._attentions if chunks else ():
             yield attention.prefill_time(chunks)
+        past_tokens = sum(chunk.past_tokens for chunk in chunks)
+        for product, count in self._products:
+            if product.name == _LATENT_PRODUCT and past_tokens:  # the prefix is multiplied out too
+                estimate = self._models.gemm.seconds(
+                    product.format, past_tokens, product.out_features, product.in_features
+                )
+                yield OperatorTime.of("attention.kv_b_proj_of_prefix", estimate, count)
 
     def _product_time(self, product: FusedProduct, count: int, rows: Rows) -> OperatorTime:
         if product.name == _LATENT_PRODUCT and rows.in_graph:  # absorbed into batched products

@@ -12,7 +12,7 @@ from tonnage.sim.cost.estimate import Estimate
 from tonnage.sim.cost.models.attention import AttentionShape, attention_shape
 from tonnage.sim.cost.operator_models import OperatorModels
 from tonnage.sim.cost.operator_times import OperatorTime
-from tonnage.sim.cost.operators import decode_reads, state_traffic_bytes
+from tonnage.sim.cost.operators import decode_reads
 from tonnage.sim.domain import (
     FloatArray,
     GpuSpec,
@@ -86,27 +86,31 @@ class LayerAttention:
 
 @dataclass(frozen=True, slots=True)
 class LayerStates:
-    """All linear-attention layers of one kind, from the bytes of their states: no rows."""
+    """All linear-attention layers of one kind, whose time does not depend on the context."""
 
     name: str
+    kind: str
+    heads: int  # of one rank
     layers: int
-    state_s: float  # one sequence's state, read and written
+    models: OperatorModels
     window_tokens: int | None = None
     covers_projections: bool = False
     small_kernels: int = _KERNELS
 
     def decode_s(self, batch: int, contexts: FloatArray, query_tokens: int) -> FloatArray:
-        """Return the seconds of all layers; contexts do not matter."""
-        return np.full(len(contexts), self.layers * batch * self.state_s)
+        """Return the seconds of all layers at every one of the contexts."""
+        return np.full(len(contexts), self.decode_time(batch, 0.0, query_tokens).seconds)
 
     def decode_time(self, batch: int, context_tokens: float, query_tokens: int) -> OperatorTime:
-        """Return all layers, provenance datasheet."""
-        return OperatorTime.assumed(f"decode_{self.name}", self.layers * batch * self.state_s)
+        """Return all layers, with provenance; several queries go through one after the other."""
+        estimate = self.models.linear.decode(self.kind, self.heads, batch)
+        return OperatorTime.of(f"decode_{self.name}", _single(estimate), self.layers * query_tokens)
 
     def prefill_time(self, chunks: Sequence[PromptChunk]) -> OperatorTime:
-        """Return all layers for prompt chunks, provenance datasheet."""
-        seconds = self.layers * len(chunks) * self.state_s
-        return OperatorTime.assumed(f"prefill_{self.name}", seconds)
+        """Return all layers for prompt chunks of about one length, with provenance."""
+        mean = sum(chunk.new_tokens for chunk in chunks) / len(chunks)
+        estimate = self.models.linear.prefill(self.kind, self.heads, mean, len(chunks))
+        return OperatorTime.of(f"prefill_{self.name}", _single(estimate), self.layers)
 
 
 def layer_attentions(
@@ -123,9 +127,10 @@ def layer_attentions(
     )
     for (attention, projection_format), layers in counts.items():
         if isinstance(attention, LinearAttention):
-            moved_bytes = state_traffic_bytes(attention, layout)
-            state_s = moved_bytes / gpu.memory_bandwidth_bytes_per_s
-            found.append(LayerStates(f"{attention.kind}_attention", layers, state_s))
+            heads = max(1, attention.heads // layout.attention_tp)
+            found.append(
+                LayerStates(f"{attention.kind}_attention", attention.kind, heads, layers, models)
+            )
             continue
         shape = attention_shape(attention, layout, kv_format, projection_format, model.hidden_size)
         window = attention.window_tokens if isinstance(attention, GqaAttention) else None

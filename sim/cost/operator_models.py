@@ -9,6 +9,7 @@ from tonnage.sim.cost.models.attention_table import SHAPE_COLUMNS
 from tonnage.sim.cost.models.comm import CommModel
 from tonnage.sim.cost.models.decode_attention import DecodeAttentionModel
 from tonnage.sim.cost.models.gemm import GemmModel
+from tonnage.sim.cost.models.linear_attention import LinearAttentionModel
 from tonnage.sim.cost.models.mla_bmm import MlaBmmModel
 from tonnage.sim.cost.models.moe import MoeModel
 from tonnage.sim.cost.models.prefill_attention import PrefillAttentionModel
@@ -29,6 +30,7 @@ class OperatorModels:
     decode: DecodeAttentionModel
     prefill: PrefillAttentionModel
     mla_bmm: MlaBmmModel
+    linear: LinearAttentionModel
 
 
 def operator_models(profile: Profile, gpu: GpuSpec) -> OperatorModels:
@@ -45,6 +47,7 @@ def operator_models(profile: Profile, gpu: GpuSpec) -> OperatorModels:
         DecodeAttentionModel(*attention("attention_decode")),
         PrefillAttentionModel(*attention("attention_prefill")),
         MlaBmmModel(*attention("mla_bmm")),
+        LinearAttentionModel(*attention("linear_attention")),
     )
 
 

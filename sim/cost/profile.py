@@ -56,9 +56,9 @@ class ProfileHeader(BaseModel):
 
     `fitted`: parameters of the physical form, by operator. `errors`: by operator and weight or KV
     format, of shapes held out whole: `median` and `p90` (relative), `interval` (true / predicted at
-    5 % and 95 %), `held_out` (what was), `n` (rows). `residuals`: by table and format, how many of
-    all measured rows lie in equal bins of log2(measured / predicted) over +- `RESIDUAL_OCTAVES`,
-    those beyond in the outermost. `missing`: tables that the source lacks.
+    5 % and 95 %), `held_out` (what was), `n` (rows). `residuals`: by table and format, how many
+    measured rows, thinned away or not, lie in equal bins of log2(measured / predicted) over +-
+    `RESIDUAL_OCTAVES`, those beyond in the outermost. `missing`: tables that the source lacks.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

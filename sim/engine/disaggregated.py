@@ -7,6 +7,7 @@ from tonnage.sim.engine.fleet import (
     Deployment,
     Surroundings,
     make_instances,
+    make_intakes,
     note_finished,
     note_prompt_done,
 )
@@ -15,6 +16,7 @@ from tonnage.sim.engine.instance import Instance
 from tonnage.sim.serving.build import decode_scheduler, prefill_scheduler
 from tonnage.sim.serving.plan import Outcome, Plan
 from tonnage.sim.serving.sequence import Sequence
+from tonnage.sim.serving.tiers import SharedTiers
 
 
 class DisaggregatedFleet:
@@ -36,13 +38,16 @@ class DisaggregatedFleet:
         self._decode_plan = decode = deployment.pools["decode"]
         self._allocates_first = decode.scheduling.policy.allocates_before_prefill
         self._sends_early = handoff.overlap and self._allocates_first
-        self._senders = [prefill_scheduler(prefill.scheduling) for _ in range(prefill.instances)]
+        self.shared = shared = prefill.shared()
+        senders = [prefill_scheduler(prefill.scheduling, shared) for _ in range(prefill.instances)]
+        self._senders = senders
         self._receivers = [decode_scheduler(decode.scheduling) for _ in range(decode.instances)]
         self._dispatcher = around.dispatcher(deployment)
         self.network = handoff.network(around.env, prefill.instances, decode.instances)
         self._transfers = Transfers(around.env, handoff, self.network, self._hand_over, self._ready)
         self._prefills = make_instances(around, prefill, self._senders, self)
         self._decodes = make_instances(around, decode, self._receivers, self, len(self._senders))
+        self._intakes = make_intakes(around, prefill, self._senders, self._prefills)
         self.instances = {"prefill": self._prefills, "decode": self._decodes}
 
     def arrive(self, sequence: Sequence) -> None:
@@ -61,10 +66,8 @@ class DisaggregatedFleet:
             self._queue_prompt(sequence)
 
     def _queue_prompt(self, sequence: Sequence) -> None:
-        index = sequence.prefill_instance
-        assert index is not None
-        self._senders[index].add(sequence, self._prefills[index].lead())
-        self._prefills[index].notify()
+        assert sequence.prefill_instance is not None
+        self._intakes[sequence.prefill_instance].take(sequence)
 
     def _request_pages(self, sequence: Sequence) -> None:
         index = sequence.decode_instance
@@ -208,6 +211,7 @@ class ResidentFleet:
         """Start an idle instance."""
         self._around = around
         self._plan = plan = deployment.pools["decode"]
+        self.shared: SharedTiers | None = None
         self._scheduler = decode_scheduler(plan.scheduling, in_place=True)
         self._instance = make_instances(around, plan, [self._scheduler], self)[0]
         self.instances = {"decode": [self._instance]}

@@ -10,11 +10,13 @@ from typing import Protocol
 from tonnage.sim.engine.clock import Clock
 from tonnage.sim.engine.handoff import Handoff
 from tonnage.sim.engine.instance import Executor, Instance, Listener
+from tonnage.sim.engine.loads import Intake
 from tonnage.sim.results.timeline import Timeline
 from tonnage.sim.serving.build import SchedulerSpec, serve_scheduler
-from tonnage.sim.serving.plan import Outcome, Plan, Scheduler
+from tonnage.sim.serving.plan import Outcome, Plan, PromptTaker, Scheduler
 from tonnage.sim.serving.router import Dispatcher, RoutingSpec
 from tonnage.sim.serving.sequence import Sequence
+from tonnage.sim.serving.tiers import HierarchySpec, SharedTiers
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,15 @@ class PoolPlan:
     longest_request_tokens: int  # what the rank that serves a request, or the model, can hold
     executor: Executor
     restore_s: Callable[[int], float] = lambda tokens: 0.0
+
+    @property
+    def tiers(self) -> HierarchySpec | None:
+        """What holds prefixes beyond the GPUs of an instance, if anything does."""
+        return None if self.scheduling.cache is None else self.scheduling.cache.tiers
+
+    def shared(self) -> SharedTiers | None:
+        """Return what the prefix caches of its instances have in common; None without any."""
+        return None if self.scheduling.cache is None else SharedTiers(self.tiers)
 
     def too_long(self, tokens: int) -> str | None:
         """Return why not even an empty instance could hold a request; None if it could."""
@@ -71,6 +82,7 @@ class Fleet(Protocol):
     """Takes requests; reports each one that ends, served or not."""
 
     instances: dict[str, list[Instance]]
+    shared: SharedTiers | None
 
     def arrive(self, sequence: Sequence) -> None:
         """Take a request at the present instant."""
@@ -86,9 +98,11 @@ class ColocatedFleet:
         """Start idle instances."""
         self._around = around
         self._plan = plan = deployment.pools["serve"]
-        self._schedulers = [serve_scheduler(plan.scheduling) for _ in range(plan.instances)]
+        self.shared = shared = plan.shared()
+        self._schedulers = [serve_scheduler(plan.scheduling, shared) for _ in range(plan.instances)]
         self._dispatcher = around.dispatcher(deployment)
         self._instances = make_instances(around, plan, self._schedulers, self)
+        self._intakes = make_intakes(around, plan, self._schedulers, self._instances)
         self.instances = {"serve": self._instances}
 
     def arrive(self, sequence: Sequence) -> None:
@@ -99,9 +113,7 @@ class ColocatedFleet:
             return
         (index,) = self._dispatcher.assign(sequence.request)
         sequence.prefill_instance = sequence.decode_instance = index
-        instance = self._instances[index]
-        self._schedulers[index].add(sequence, instance.lead())
-        instance.notify()
+        self._intakes[index].take(sequence)
 
     def give_up(self, sequence: Sequence) -> None:
         """Drop a request at its instance's next step boundary."""
@@ -147,9 +159,21 @@ def make_instances(
             listener,
             exact=around.exact,
             timeline=around.timeline,
+            load_s=None if plan.tiers is None else plan.tiers.host.load_s,
         )
         for index, scheduler in enumerate(schedulers)
     ]
+
+
+def make_intakes(
+    around: Surroundings,
+    plan: PoolPlan,
+    schedulers: ListLike[PromptTaker],
+    instances: ListLike[Instance],
+) -> list[Intake]:
+    """Return where the prompts of each instance come in."""
+    pairs = zip(schedulers, instances, strict=True)
+    return [Intake(around.env, *pair, plan.tiers) for pair in pairs]
 
 
 def note_prompt_done(instance: Instance, sequence: Sequence, now_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
 from typing import Protocol
 
@@ -57,8 +58,12 @@ class Instance:
         *,
         exact: bool,
         timeline: Timeline | None = None,
+        load_s: Callable[[int], float] | None = None,
     ) -> None:
-        """Start the instance's processes; `index` is unique in the deployment."""
+        """Start the instance's processes; `index` is unique in the deployment.
+
+        `load_s`: seconds that the KV of so many tokens takes from host memory.
+        """
         self.index = index
         self.scheduler = scheduler
         self.busy_s = 0.0
@@ -68,6 +73,7 @@ class Instance:
         self._listener = listener
         self._exact = exact
         self._timeline = timeline
+        self._load_s = load_s
         self._idle: list[simpy.Event] = []
         self._tokens_done = 0.0
         self._lane: Lane = scheduler.lanes[0]
@@ -148,7 +154,7 @@ class Instance:
                 continue
             limit = min(plan.max_steps, segment_steps)
             if plan.step.prefill_chunks:
-                durations_s = self._executor.run(plan.step, limit)
+                durations_s = self._with_loads(plan, self._executor.run(plan.step, limit))
                 version = -1
             elif plan.batch_version == version and len(left_s) >= limit:
                 durations_s = left_s  # the same batch goes on
@@ -169,6 +175,12 @@ class Instance:
                 segment_steps = min(max(4 * segment.steps, _STEPS_MIN), _STEPS_MAX)
             self.busy_s += env.now - segment.start_s
             self._commit(0, plan, segment)
+
+    def _with_loads(self, plan: Plan, durations_s: FloatArray) -> FloatArray:
+        """Let a step last as long as the KV that it needs comes from the host, layer by layer."""
+        if not plan.load_tokens or self._load_s is None:
+            return durations_s
+        return np.maximum(durations_s, self._load_s(plan.load_tokens))
 
     def _next_plan(self, number: int) -> Plan:
         plan = self.scheduler.lanes[number].next_step()
@@ -243,7 +255,7 @@ class Instance:
                 pipeline.first_stage.release(place)
                 yield self._wait()
                 continue
-            pass_s = float(self._executor.run(plan.step, 1)[0])
+            pass_s = float(self._with_loads(plan, self._executor.run(plan.step, 1))[0])
             leaves_first_s, ends_s = pipeline.enter(pass_s)
             call_at(env, leaves_first_s, pipeline.first_stage.release, place)
             segment = Segment(env, turn, np.array([ends_s - env.now]))

@@ -237,6 +237,7 @@ class _Run:
                 gaps.merge(instance.token_gaps())
         (from_s, from_tokens), (to_s, to_tokens) = self._steady_from, self._steady_to
         rate = (to_tokens - from_tokens) / (to_s - from_s) if to_s > from_s else None
+        shared = self.fleet.shared
         return RunResult(
             records=self._records,
             gaps=gaps,
@@ -253,6 +254,7 @@ class _Run:
                 for instances in self.fleet.instances.values()
                 for instance in instances
             ),
+            cache=None if shared is None else shared.books,
         )
 
 

@@ -20,6 +20,10 @@ _INTEGERS = (
     "computed_tokens",
     "generated_tokens",
     "retractions",
+    "cached_tokens",
+    "host_tokens",
+    "nvme_tokens",
+    "store_tokens",
     "status_code",
 )
 STATUSES = ("completed", "rejected", "timed_out", "aborted")
@@ -134,6 +138,8 @@ def _row(sequence: Sequence) -> tuple[object, ...]:
         sequence.computed_tokens,
         sequence.generated_tokens,
         sequence.retractions,
+        sequence.cached_tokens,
+        *_loaded_tokens(sequence),
         _status_code(sequence),
         request.arrival_s,
         sequence.prefill_start_s,
@@ -143,6 +149,14 @@ def _row(sequence: Sequence) -> tuple[object, ...]:
         sequence.first_token_s,
         sequence.finish_s,
     )
+
+
+def _loaded_tokens(sequence: Sequence) -> tuple[int, int, int]:
+    """Return the cached tokens that came from host memory, NVMe and the store."""
+    if sequence.prefix is None:
+        return 0, 0, 0
+    loaded = sequence.prefix.loaded_tokens
+    return loaded.get("host", 0), loaded.get("nvme", 0), loaded.get("store", 0)
 
 
 def _status_code(sequence: Sequence) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tonnage.sim.results.records import Records
 from tonnage.sim.results.sketch import QuantileSketch
+from tonnage.sim.serving.tiers import TierBooks
 
 
 @dataclass(slots=True)
@@ -15,7 +16,8 @@ class RunResult:
     `steady_decode_tokens_per_s` counts the tokens of all decoding instances between the end of
     the ramp (`steady_from_s`) and the last arrival (`steady_to_s`); None if that span is empty.
     `peak_requests`: the most that decoded together, over all instances of the pool. `pages_left`:
-    KV pages still held when every request has ended; resident requests never have.
+    KV pages still held when every request has ended; resident requests never have. `cache`: what
+    was written to the tiers of a prefix cache; None where prompts share nothing.
     """
 
     records: Records
@@ -27,3 +29,4 @@ class RunResult:
     steady_to_s: float
     peak_requests: int
     pages_left: int = 0
+    cache: TierBooks | None = None

@@ -39,6 +39,9 @@ def throughput(run: RunResult, gpus: int, *, resident: bool) -> dict[str, float 
         "output_tokens_per_s_per_gpu": None if per_s is None else per_s / gpus,
         "decode_output_tokens_per_s": steady,
     }
+    if run.cache is not None and span_s:
+        cached = float(records.integers("cached_tokens")[served].sum())
+        figures["cached_input_tokens_per_s"] = cached / span_s
     return {name: value for name, value in figures.items() if value is not None}
 
 
@@ -120,7 +123,7 @@ def wasted_tokens(records: Records) -> dict[str, int]:
     """
     served = records.served()
     computed, prompts = records.integers("computed_tokens"), records.integers("input_tokens")
-    again = np.maximum(computed - prompts, 0)
+    again = np.maximum(computed + records.integers("cached_tokens") - prompts, 0)
     outputs = records.integers("generated_tokens")
     return {
         "prompt_tokens": int(computed[~served].sum() + again[served].sum()),

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from tonnage.sim.serving.plan import Lane, PromptTaker, Receiver, Scheduler, Sender
 from tonnage.sim.serving.sequence import Sequence
+from tonnage.sim.serving.tiers import LoadPlan
 
 Kind = TypeVar("Kind", bound=Scheduler)
 
@@ -40,17 +41,25 @@ class MicroBatches(Generic[Kind]):
 class PromptMicroBatches(MicroBatches[PromptTaker]):
     """Micro-batches of a colocated instance."""
 
-    def add(self, sequence: Sequence, lead: int = 0) -> None:
+    def add(self, sequence: Sequence, lead: int = 0) -> LoadPlan | None:
         """Queue a request for the lane that next has room."""
-        self._lanes[0].add(sequence)
+        return self._lanes[0].add(sequence)
+
+    def loaded(self, sequence: Sequence, plan: LoadPlan, blocks: int, lead: int = 0) -> None:
+        """Take in that blocks are on the host."""
+        self._lanes[0].loaded(sequence, plan, blocks)
 
 
 class SenderMicroBatches(MicroBatches[Sender]):
     """Micro-batches of a prefill instance."""
 
-    def add(self, sequence: Sequence, lead: int = 0) -> None:
+    def add(self, sequence: Sequence, lead: int = 0) -> LoadPlan | None:
         """Queue a prompt for the lane that next has room."""
-        self._lanes[0].add(sequence)
+        return self._lanes[0].add(sequence)
+
+    def loaded(self, sequence: Sequence, plan: LoadPlan, blocks: int, lead: int = 0) -> None:
+        """Take in that blocks are on the host."""
+        self._lanes[0].loaded(sequence, plan, blocks)
 
     def hand_over(self, sequence: Sequence) -> None:
         """Free the pages of a prompt."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from tonnage.sim.serving.blocks import Block
 from tonnage.sim.serving.sequence import Sequence
+from tonnage.sim.serving.tiers import LoadPlan
 
 
 class Found(NamedTuple):
@@ -133,6 +134,13 @@ class PagePool:
 
     def store(self, sequence: Sequence, tokens: int) -> None:
         """Take in that the first `tokens` tokens of a sequence are in place: nobody else asks."""
+
+    def prefetch(self, sequence: Sequence) -> LoadPlan | None:
+        """Return what to bring to the host for a sequence that has just come."""
+        return None
+
+    def landed(self, sequence: Sequence, plan: LoadPlan, blocks: int) -> None:
+        """Take in that the first blocks of a plan are on the host."""
 
     # --- pages that can be taken back -----------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from tonnage.sim.domain import Step
 from tonnage.sim.serving.prompts import Chunk
 from tonnage.sim.serving.sequence import Sequence
+from tonnage.sim.serving.tiers import LoadPlan
 
 
 @dataclass(slots=True)
@@ -103,8 +104,11 @@ class Scheduler(Protocol):
 class PromptTaker(Scheduler, Protocol):
     """A scheduler that computes prompts."""
 
-    def add(self, sequence: Sequence, lead: int = 0) -> None:
-        """Queue a request."""
+    def add(self, sequence: Sequence, lead: int = 0) -> LoadPlan | None:
+        """Queue a request; what is returned is to be loaded, and it may wait for that first."""
+
+    def loaded(self, sequence: Sequence, plan: LoadPlan, blocks: int, lead: int = 0) -> None:
+        """Take in that the first blocks of a plan are there, and queue what waited for it."""
 
 
 class Sender(PromptTaker, Protocol):

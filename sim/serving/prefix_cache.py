@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tonnage.sim.domain import BadInputError
+from tonnage.sim.domain import BadInputError, Request
 from tonnage.sim.serving.blocks import Block, HeldPrefix, Run
 from tonnage.sim.serving.pages import Found
 from tonnage.sim.serving.queued_pool import QueuedPool
@@ -88,6 +88,8 @@ class PrefixCache(QueuedPool):
         self._check_block_tokens(sequence)
         most = min(len(ids), (sequence.prompt_tokens - 1) // self._block_tokens)
         last = held = self._deepest(ids, most)
+        if last.depth > 1:
+            self._check_parent(request, last, ids[last.depth - 2])
         while not held.locks:
             assert held.parent is not None
             held = held.parent
@@ -112,6 +114,15 @@ class PrefixCache(QueuedPool):
         self._block_tokens = request.block_tokens
         if self.tiers is not None:
             self.tiers.set_block_tokens(request.block_tokens)
+
+    def _check_parent(self, request: Request, block: Block, before: int) -> None:
+        parent = block.parent
+        if parent is None or parent is self._root or parent.block_id == before:
+            return
+        raise BadInputError(
+            f"request {request.id}: block {block.block_id} follows block {before}, and before it "
+            f"followed block {parent.block_id}; an id must stand for its block and all before it"
+        )
 
     def _deepest(self, ids: tuple[int, ...], most: int) -> Block:
         """Return the last of the first `most` blocks that is here; all before it are, too."""
@@ -210,10 +221,9 @@ class PrefixCache(QueuedPool):
             known = self._blocks.get(block_id)
             if known is None:
                 held.block = self._add_block(held.block, block_id, held)
-            elif known.parent is held.block:
+            else:
+                self._check_parent(sequence.request, known, held.block.block_id)
                 self._share(held, known)
-            else:  # an id that does not stand for all before it
-                break
         if self.tiers is not None:
             self.tiers.stored(held.block, depth)
 

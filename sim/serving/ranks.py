@@ -14,6 +14,7 @@ from tonnage.sim.serving.decode import DecodeScheduler
 from tonnage.sim.serving.plan import Lane, Outcome, Plan
 from tonnage.sim.serving.scheduler import PrefillScheduler, ServeScheduler
 from tonnage.sim.serving.sequence import Sequence
+from tonnage.sim.serving.tiers import LoadPlan
 
 _IDLE = Step(np.zeros(0, dtype=np.int64), 0, ())
 Kind = TypeVar("Kind", bound=ServeScheduler)
@@ -79,6 +80,11 @@ class Ranks(Generic[Kind]):
         """Drop a sequence at the next boundary."""
         if self._book.rank_of(sequence) is not None:
             self._rank_of(sequence).abort(sequence)
+
+    def loaded(self, sequence: Sequence, plan: LoadPlan, blocks: int, lead: int = 0) -> None:
+        """Take in that blocks are on the host of a rank, unless the sequence has gone."""
+        if self._book.rank_of(sequence) is not None:
+            self._rank_of(sequence).loaded(sequence, plan, blocks, lead)
 
     def interruption_after(self, lead: int) -> int | None:
         """Return the steps after which a segment should end for the first rank that wants it."""
@@ -175,17 +181,17 @@ def _joint_step(ranks: tuple[Step, ...], steps: list[Step]) -> Step:
 class ServeRanks(Ranks[ServeScheduler]):
     """Attention-DP ranks of a colocated instance."""
 
-    def add(self, sequence: Sequence, lead: int = 0) -> None:
+    def add(self, sequence: Sequence, lead: int = 0) -> LoadPlan | None:
         """Queue a request at a rank."""
-        self._assign(sequence).add(sequence, lead)
+        return self._assign(sequence).add(sequence, lead)
 
 
 class PrefillRanks(Ranks[PrefillScheduler]):
     """Attention-DP ranks of a prefill instance."""
 
-    def add(self, sequence: Sequence, lead: int = 0) -> None:
+    def add(self, sequence: Sequence, lead: int = 0) -> LoadPlan | None:
         """Queue a prompt at a rank."""
-        self._assign(sequence).add(sequence, lead)
+        return self._assign(sequence).add(sequence, lead)
 
     def hand_over(self, sequence: Sequence) -> None:
         """Free the pages of a prompt."""

@@ -26,8 +26,6 @@ class Regions:
 
     def enter(self, session: int | None, key: int | None) -> int:
         """Return the region of a request."""
-        if self._regions == 1:
-            return 0
         if key is not None:
             return self._ring.preferred(key)
         if session is None:

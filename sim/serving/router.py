@@ -184,9 +184,11 @@ class Dispatcher:
     def assign(self, request: Request) -> list[int]:
         """Return the instances for a request, one of each pool, and count it in everywhere."""
         key = self._spec.key_of(request) if self._has_keys else None
-        region = self._regions.enter(request.session, key)
-        if region not in self._usable:  # the next one that is
-            region = next((one for one in self._usable if one > region), self._usable[0])
+        region = 0
+        if self._spec.regions > 1:
+            region = self._regions.enter(request.session, key)
+            if region not in self._usable:  # the next one that is
+                region = next((one for one in self._usable if one > region), self._usable[0])
         return [pool.assign(region, request, key) for pool in self.pools]
 
     def done(self, role: str, index: int, request: Request) -> None:

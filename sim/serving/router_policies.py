@@ -137,34 +137,38 @@ class CacheAware:
     def __init__(self, rules: CacheRules, instances: int) -> None:
         self._rules = rules
         self._tree = RouterTree(instances, rules.tree_tokens)
-        self._looked_up: tuple[Request, Match] | None = None  # what `choose` found, for `sent`
+        self._looked_up: tuple[Request, Ids, Match] | None = None  # by `choose`, for `sent`
 
     def choose(self, request: Request, loads: Loads, up: ListLike[int]) -> int:
         """Return the instance by SGLang's three rules."""
-        requests = loads.requests
-        if len(up) < len(requests):
-            requests = [requests[index] for index in up]
-        least_requests, most_requests = min(requests), max(requests)
-        if (
-            most_requests - least_requests > self._rules.balance_abs
-            and most_requests > least_requests * self._rules.balance_rel
-        ):
+        if self._out_of_balance(loads.requests, up):
             return least(loads.requests, up)
-        match = self._tree.match(_prompt_ids(request))
-        self._looked_up = request, match
+        ids = _prompt_ids(request)
+        match = self._tree.match(ids)
+        self._looked_up = request, ids, match
         if match[1] * request.block_tokens > self._rules.threshold * request.input_tokens:
             instance = holder(match)
             if instance is not None:
                 return instance
         return least(self._tree.tokens, up)
 
+    def _out_of_balance(self, requests: ListLike[int], up: ListLike[int]) -> bool:
+        if len(up) < len(requests):
+            requests = [requests[index] for index in up]
+        most = max(requests)
+        if most <= self._rules.balance_abs:  # as most often
+            return False
+        fewest = min(requests)
+        return most - fewest > self._rules.balance_abs and most > fewest * self._rules.balance_rel
+
     def sent(self, request: Request, instance: int) -> None:
         """Remember the prompt."""
-        ids = _prompt_ids(request)
         found, self._looked_up = self._looked_up, None
-        match = found[1] if found and found[0] is request else self._tree.match(ids)
+        if found is None or found[0] is not request:
+            ids = _prompt_ids(request)
+            found = request, ids, self._tree.match(ids)
         block_tokens = request.block_tokens if request.block_ids else request.input_tokens
-        self._tree.insert(ids, block_tokens, instance, match)
+        self._tree.insert(found[1], block_tokens, instance, found[2])
 
     def lost(self, instance: int) -> None:
         """Forget what the instance was sent."""

@@ -7,7 +7,7 @@ not learn what is evicted there. Characters of text there are blocks of tokens h
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
 from heapq import heapify, heappop, heappush
 from itertools import count
 
@@ -18,15 +18,57 @@ Ids = tuple[int, ...]
 class _Node:
     """Blocks that follow each other, and the instances that were sent them, by last use."""
 
-    __slots__ = ("block_tokens", "children", "ids", "latest", "tokens", "used")
+    __slots__ = (
+        "block_tokens",
+        "branches",
+        "ids",
+        "last",
+        "last_use",
+        "others",
+        "parent",
+        "tokens",
+    )
 
-    def __init__(self, ids: Ids, block_tokens: int, used: dict[int, int], latest: int) -> None:
+    def __init__(
+        self, ids: Ids, block_tokens: int, parent: _Node | None, last: int, last_use: int
+    ) -> None:
         self.ids = ids
         self.block_tokens = block_tokens
         self.tokens = len(ids) * block_tokens
-        self.children: dict[int, _Node] | None = None  # by their first block
-        self.used = used  # instance -> number of the request
-        self.latest = latest  # the instance that was sent the last one; it may be gone
+        self.parent = parent
+        self.branches = 0  # nodes that follow it
+        self.last = last  # the instance that was sent them last
+        self.last_use = last_use  # number of that request
+        self.others: dict[int, int] | None = None  # instance -> its last use
+
+    def use_of(self, instance: int) -> int | None:
+        """Return the number of the last request with them that an instance was sent."""
+        if instance == self.last:
+            return self.last_use
+        return None if self.others is None else self.others.get(instance)
+
+    def use(self, instance: int, number: int) -> bool:
+        """Note that an instance was sent them; tell whether it was for the first time."""
+        new = False
+        if instance != self.last:
+            if self.others is None:
+                self.others = {}
+            new = self.others.pop(instance, None) is None
+            self.others[self.last] = self.last_use
+            self.last = instance
+        self.last_use = number
+        return new
+
+    def drop(self, instance: int) -> bool:
+        """Forget that an instance was sent them; tell whether others still have them."""
+        if not self.others:
+            return False
+        if instance == self.last:
+            self.last = max(self.others, key=self.others.__getitem__)
+            self.last_use = self.others.pop(self.last)
+        else:
+            del self.others[instance]
+        return True
 
 
 # How far a prompt is known: the nodes that it goes through, how many of its first blocks they hold,
@@ -35,34 +77,33 @@ Match = tuple[list[_Node], int, bool]
 
 
 class RouterTree:
-    """The prompts sent to each of some instances; one with over `most_tokens` loses old ones."""
+    """The prompts sent to each of some instances; one with over `most_tokens` loses old ones.
+
+    Blocks are those of `Request.block_ids`: equal only if all before them are. So the first block
+    of a node tells which one it is, and the last one whether all of it is there.
+    """
 
     def __init__(self, instances: int, most_tokens: int) -> None:
         self.tokens = [0] * instances
         self._most_tokens = most_tokens
-        self._root = _Node((), 0, {}, -1)
-        self._root.children = {}
+        self._nodes: dict[int, _Node] = {}  # by their first block
         self._requests = 0
 
     def match(self, ids: Ids) -> Match:
-        """Return how far a prompt is known, until the next `insert` or `remove`.
-
-        Blocks are those of `Request.block_ids`: equal only if all before them are, so that the last
-        block of a node settles whether all of it is there.
-        """
+        """Return how far a prompt is known, until the next `insert` or `remove`."""
+        known = self._nodes
         nodes: list[_Node] = []
         at, end = 0, len(ids)
-        children = self._root.children
-        while at < end and children is not None:
-            child = children.get(ids[at])
-            if child is None:
+        while at < end:
+            node = known.get(ids[at])
+            if node is None:
                 break
-            nodes.append(child)
-            edge = child.ids
+            nodes.append(node)
+            edge = node.ids
             after = at + len(edge)
             if after > end or edge[-1] != ids[after - 1]:
                 return nodes, at + _shared(edge, ids, at), True
-            at, children = after, child.children
+            at = after
         return nodes, at, False
 
     def insert(self, ids: Ids, block_tokens: int, instance: int, match: Match) -> None:
@@ -70,16 +111,15 @@ class RouterTree:
         self._requests += 1
         nodes, at, parts = match
         if parts:
-            parent = nodes[-2] if len(nodes) > 1 else self._root
             before = at - sum(len(node.ids) for node in nodes[:-1])
-            nodes[-1] = _split(parent, nodes[-1], before)
+            nodes[-1] = self._split(nodes[-1], before)
         for node in nodes:
-            if instance not in node.used:
+            if node.last == instance:
+                node.last_use = self._requests
+            elif node.use(instance, self._requests):
                 self.tokens[instance] += node.tokens
-            node.used[instance] = self._requests
-            node.latest = instance
         if at < len(ids):
-            self._append(nodes[-1] if nodes else self._root, ids[at:], block_tokens, instance)
+            self._append(nodes[-1] if nodes else None, ids[at:], block_tokens, instance)
         if self.tokens[instance] > self._most_tokens:
             self._shrink(instance, _EVICT_TO * self._most_tokens)
 
@@ -87,53 +127,57 @@ class RouterTree:
         """Forget all that was sent to an instance."""
         self._shrink(instance, 0.0)
 
-    def _append(self, node: _Node, ids: Ids, block_tokens: int, instance: int) -> None:
-        """Add blocks below a node; a leaf of this instance alone grows instead."""
+    def _append(self, node: _Node | None, ids: Ids, block_tokens: int, instance: int) -> None:
+        """Add blocks after a node; one that is this instance's alone, and the last, grows."""
         self.tokens[instance] += len(ids) * block_tokens
-        if node.children is None:
-            if node.block_tokens == block_tokens and len(node.used) == 1:
+        if node is not None:
+            if not node.branches and not node.others and node.block_tokens == block_tokens:
                 node.ids += ids
                 node.tokens += len(ids) * block_tokens
                 return
-            node.children = {}
-        node.children[ids[0]] = _Node(ids, block_tokens, {instance: self._requests}, instance)
+            node.branches += 1
+        self._nodes[ids[0]] = _Node(ids, block_tokens, node, instance, self._requests)
+
+    def _split(self, node: _Node, blocks: int) -> _Node:
+        """Cut a node in two; return the first part."""
+        first = _Node(node.ids[:blocks], node.block_tokens, node.parent, node.last, node.last_use)
+        first.others = dict(node.others) if node.others else None
+        first.branches = 1
+        node.ids = node.ids[blocks:]
+        node.tokens -= first.tokens
+        node.parent = first
+        self._nodes[first.ids[0]] = first
+        self._nodes[node.ids[0]] = node
+        return first
 
     def _shrink(self, instance: int, to_tokens: float) -> None:
         """Take the instance off its least recently used leaves."""
         order = count()  # no two nodes are compared
-        parents: dict[int, _Node] = {}
-        leaves: list[tuple[int, int, _Node]] = []
-        stack = [self._root]
-        while stack:
-            node = stack.pop()
-            below = [child for child in _children(node) if instance in child.used]
-            for child in below:
-                parents[id(child)] = node
-            stack += below
-            if not below and node is not self._root:
-                leaves.append((node.used[instance], next(order), node))
+        uses = {node: node.use_of(instance) for node in self._nodes.values()}
+        below = Counter(node.parent for node, use in uses.items() if use is not None)
+        leaves = [
+            (use, next(order), node)
+            for node, use in uses.items()
+            if use is not None and not below[node]
+        ]
         heapify(leaves)
         while leaves and self.tokens[instance] > to_tokens:
             node = heappop(leaves)[2]
-            del node.used[instance]
             self.tokens[instance] -= node.tokens
-            parent = parents[id(node)]
-            if not node.used and parent.children is not None:
-                del parent.children[node.ids[0]]
-            elsewhere = any(instance in child.used for child in _children(parent))
-            if parent is not self._root and not elsewhere:
-                heappush(leaves, (parent.used[instance], next(order), parent))
+            parent = node.parent
+            if not node.drop(instance):
+                del self._nodes[node.ids[0]]
+                if parent is not None:
+                    parent.branches -= 1
+            below[parent] -= 1
+            if parent is not None and not below[parent]:
+                heappush(leaves, (uses[parent] or 0, next(order), parent))
 
 
 def holder(match: Match) -> int | None:
     """Return the instance that was last sent the deepest block of a match; None without one."""
     nodes = match[0]
-    if not nodes:
-        return None
-    node = nodes[-1]
-    if node.latest in node.used:
-        return node.latest
-    return max(node.used, key=node.used.__getitem__)
+    return nodes[-1].last if nodes else None
 
 
 def _shared(edge: Ids, ids: Ids, start: int) -> int:
@@ -149,18 +193,3 @@ def _shared(edge: Ids, ids: Ids, start: int) -> int:
         else:
             different = middle
     return equal
-
-
-def _split(parent: _Node, child: _Node, blocks: int) -> _Node:
-    """Cut a node in two; return the first part."""
-    first = _Node(child.ids[:blocks], child.block_tokens, dict(child.used), child.latest)
-    child.ids = child.ids[blocks:]
-    child.tokens -= first.tokens
-    first.children = {child.ids[0]: child}
-    assert parent.children is not None
-    parent.children[first.ids[0]] = first
-    return first
-
-
-def _children(node: _Node) -> Iterable[_Node]:
-    return () if node.children is None else node.children.values()

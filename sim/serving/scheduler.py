@@ -28,6 +28,7 @@ from tonnage.sim.serving.prompts import (
     prompt_chunks,
 )
 from tonnage.sim.serving.sequence import Sequence
+from tonnage.sim.serving.tiers import LoadPlan
 
 _NONE: IntArray = np.zeros(0, dtype=np.int64)
 _NO_PAGE = "no KV page is left for it, though it is the last request that runs"
@@ -101,6 +102,7 @@ class ServeScheduler:
         self._stores_computed = self.pool.stores_when == "computed"
         self._to_store: deque[tuple[int, Sequence]] = deque()  # (step, complete prompt to share)
         self._aborts: list[Sequence] = []
+        self._loading: dict[int, Sequence] = {}  # a prefix of theirs is on its way to the host
 
     @property
     def lanes(self) -> ListLike[Lane]:
@@ -109,9 +111,23 @@ class ServeScheduler:
 
     # --- what comes in --------------------------------------------------------------------------
 
-    def add(self, sequence: Sequence, lead: int = 0) -> None:
-        """Queue a request that comes while step `lead` of a segment is in progress (0: none is)."""
-        self._prompts.add(sequence, self._eligible(lead))
+    def add(self, sequence: Sequence, lead: int = 0) -> LoadPlan | None:
+        """Queue a request that comes while step `lead` of a segment is in progress (0: none is).
+
+        What is returned is to be loaded; the request waits until it is there, if it waits at all.
+        """
+        plan = self.pool.prefetch(sequence)
+        if plan is not None and plan.most_wait_s:
+            self._loading[sequence.request.id] = sequence
+        else:
+            self._prompts.add(sequence, self._eligible(lead))
+        return plan
+
+    def loaded(self, sequence: Sequence, plan: LoadPlan, blocks: int, lead: int = 0) -> None:
+        """Take in that the first blocks of a plan are on the host, and queue what waited."""
+        self.pool.landed(sequence, plan, blocks)
+        if self._loading.pop(sequence.request.id, None) is not None:
+            self._prompts.add(sequence, self._eligible(lead))
 
     def _eligible(self, lead: int) -> int:
         if self._shares_pool:
@@ -139,7 +155,7 @@ class ServeScheduler:
 
     def waiting_requests(self) -> int:
         """Return how many requests wait here."""
-        return len(self._prompts)
+        return len(self._prompts) + len(self._loading)
 
     def used_pages(self) -> int:
         """Return the pages that requests hold here."""
@@ -349,6 +365,8 @@ class ServeScheduler:
         """Take a sequence out, pages and all; False if it is not here or already complete."""
         if self._batch.holds(sequence):
             self._withdraw(sequence)
+            return True
+        if self._loading.pop(sequence.request.id, None) is not None:
             return True
         return self._prompts.remove(sequence)
 

@@ -177,8 +177,10 @@ class TierBooks:
     """What all instances of a run have written, in tokens by tier, and how their loads went.
 
     `slower_loads`: loads from a tier that took longer, without contention, than computing again.
+    `spec`: the tiers, None if there is none beyond the GPU.
     """
 
+    spec: HierarchySpec | None = None
     written_tokens: Counter[str] = field(default_factory=Counter)
     loads: Counter[str] = field(default_factory=Counter)
     slower_loads: Counter[str] = field(default_factory=Counter)
@@ -190,18 +192,22 @@ class SharedTiers:
 
     def __init__(self, spec: HierarchySpec | None) -> None:
         """Make an empty store."""
-        self.books = TierBooks()
+        self.books = TierBooks(spec)
         store = None if spec is None else spec.store
         self.store = None if store is None else Tier("store", store.capacity_tokens, self.books)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """Blocks of a prefix to be brought to the host, in order, and the tier that each comes from."""
+    """Blocks of a prefix to be brought to the host, in order, and the tier that each comes from.
+
+    `most_wait_s`: how long the request waits for them, 0 if it does not.
+    """
 
     block_ids: tuple[int, ...]
     tiers: tuple[str, ...]
     block_tokens: int
+    most_wait_s: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -303,9 +309,11 @@ class Hierarchy:
                 break
             ids.append(block_id)
             tiers.append(holder.name)
-        plan = LoadPlan(tuple(ids), tuple(tiers), self._block_tokens)
-        if not ids or plan.tokens < self.spec.prefetch.threshold_tokens:
+        tokens = len(ids) * self._block_tokens
+        if not ids or tokens < self.spec.prefetch.threshold_tokens:
             return None
+        most_wait_s = self.spec.prefetch.most_wait_s(tokens)
+        plan = LoadPlan(tuple(ids), tuple(tiers), self._block_tokens, most_wait_s)
         by_tier = plan.tokens_by_tier()
         if not all(self._should_load(name, tokens) for name, tokens in by_tier.items()):
             return None

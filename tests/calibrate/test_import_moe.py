@@ -337,6 +337,29 @@ def test_glms_int4_experts_are_lent_to_vllm_and_say_so(vllm_rows: pd.DataFrame) 
 
 
 @needs_wheel
+def test_deepseeks_experts_are_predicted_from_their_neighbours(vllm_rows: pd.DataFrame) -> None:
+    """Their own rows are flagged; they are GLM's, a sixth larger."""
+    fp8 = vllm_rows[vllm_rows["format"] == "fp8_block"]
+    knots = thinned(fp8)
+    model = moe_model(knots, fit_forms(knots), datasheet("h200_sxm"))
+    for tokens in (8, 64, 512, 8192):
+        ours, glms = (
+            model.seconds("fp8_block", tokens, *family, 8, 1) for family in (DEEPSEEK, GLM)
+        )
+        assert ours.seconds == pytest.approx(7168 / 6144 * float(glms.seconds), rel=0.08)
+        assert (ours.source, ours.inside) == ("imported", True)
+
+
+@needs_wheel
+def test_the_usual_kernel_is_the_one_that_ran_most_catalogue_experts() -> None:
+    """On B200 SGLang ran ten FP8-block shapes on one kernel and six on another."""
+    rows = moe_rows("b200_sxm", "sglang")
+    knots = thinned(usable(rows[rows["format"] == "fp8_block"]))
+    kernels = [kernel for _, kernel in fit_forms(knots)]
+    assert kernels == ["sglang_flashinfer_trtllm_moe", "sglang_fused_moe_triton"]
+
+
+@needs_wheel
 def test_what_ships_is_small_and_has_one_row_per_place(vllm_rows: pd.DataFrame) -> None:
     knots = thinned(vllm_rows)
     assert not knots.duplicated([*CURVE, "tokens"]).any()

@@ -199,13 +199,13 @@ class MoeModel:
         """Return the table of the kernel that the experts run: measured, else the usual one.
 
         Which kernel an engine picks for experts that were not measured cannot be told from their
-        sizes: the one that most of the measured ones ran, with or without expert parallelism.
+        sizes. The usual one is the first in the profile that ran with expert parallelism, or
+        without it, as these do.
         """
 
-        def closeness(table: MoeTable) -> tuple[bool, bool, int, float]:
+        def closeness(table: MoeTable) -> tuple[bool, bool, bool]:
             alike = table.families_at(shape.ep)
-            is_own = shape.family in alike
-            return shape in table.shapes, is_own, len(alike), -table.distance(shape)
+            return shape in table.shapes, shape.family in alike, bool(alike)
 
         return max(self._tables_of(weight_format), key=closeness, default=None)
 

@@ -61,11 +61,6 @@ class MoeTable:
         """Return the experts measured with expert parallelism, or without it where ep is 1."""
         return self._spread_families if ep > 1 else self._whole_families
 
-    def distance(self, shape: MoeShape) -> float:
-        """Return how far the nearest measured experts are: the sum of the logs of size ratios."""
-        sizes = np.log(np.array(sorted(self.families)) / np.array(shape.family))
-        return float(np.abs(sizes).sum(axis=1).min())
-
     def residual(self, shape: MoeShape, routing: str) -> tuple[FloatArray, Nearness]:
         """Return the log residuals `[knots]` of experts, and how near measured ones are."""
         if (shape, routing) in self._log_seconds:
@@ -145,7 +140,7 @@ def _covariance(rows: FloatArray, columns: FloatArray) -> FloatArray:
 def moe_tables(
     columns: Mapping[str, ArrayLike], weight_format: str, forms: Mapping[str, MoeForm]
 ) -> Iterator[MoeTable]:
-    """Yield a table per kernel of `forms` from a profile's rows of one format.
+    """Yield a table per kernel of `forms`, in their order, from a profile's rows of one format.
 
     Columns: format, kernel, routing, source (imported, measured or scaled), `SHAPE_COLUMNS`,
     tokens and seconds; one row per combination.

@@ -18,7 +18,6 @@ from numpy.typing import ArrayLike
 from tonnage.sim.cost.estimate import Estimate, Source
 from tonnage.sim.cost.models.attention import (
     DSA_KINDS,
-    SPARSE_TOP_K,
     AttentionForm,
     AttentionShape,
     Content,
@@ -31,7 +30,7 @@ from tonnage.sim.cost.models.attention import (
 )
 from tonnage.sim.cost.models.attention_table import Grids, MeasuredGrid, form_key, intervals_of
 from tonnage.sim.cost.models.neighbours import Regime, StandIns, stand_ins
-from tonnage.sim.cost.models.sparse_attention import SparsePrefill
+from tonnage.sim.cost.models.sparse_attention import SparseCall, SparsePrefill
 from tonnage.sim.domain import FloatArray
 
 if TYPE_CHECKING:
@@ -141,7 +140,8 @@ class PrefillAttentionModel:
         new = np.asarray(new_tokens, dtype=np.float64)
         past = np.asarray(past_tokens, dtype=np.float64)
         if self._is_sparse(shape):
-            return self._sparse_estimate(shape, batch, new, past)
+            call = SparseCall.equal(batch, new, past)
+            return self._sparse_estimate(shape, call, prefill_work(shape, batch, new, past))
         surface = self._surface(shape)
         limit = shape.limit_tokens
         tokens = tokens_of_pairs(pairs_per_sequence(new, past, limit), limit)
@@ -162,7 +162,8 @@ class PrefillAttentionModel:
         """
         new, past = np.asarray(chunks, dtype=np.float64).T
         if self._is_sparse(shape):
-            return self._sparse_chunks(shape, new, past)
+            work = prefill_work(shape, len(chunks), new.mean(), past.mean())
+            return self._sparse_estimate(shape, SparseCall.of(new, past), work)
         pairs = pairs_per_sequence(new, past, shape.limit_tokens).mean()
         mean_past = past.mean()
         # Equal chunks behind the mean past: new x past + new (new + 1) / 2 = the mean of the pairs.
@@ -177,25 +178,10 @@ class PrefillAttentionModel:
     def _is_sparse(self, shape: AttentionShape) -> bool:
         return shape.kind in DSA_KINDS and self._sparse.has(shape)
 
-    def _sparse_estimate(
-        self, shape: AttentionShape, batch: float, new: FloatArray, past: FloatArray
-    ) -> Estimate:
-        seconds, is_inside, regime = self._sparse.seconds(shape, batch, new, past)
+    def _sparse_estimate(self, shape: AttentionShape, call: SparseCall, work: Work) -> Estimate:
+        seconds, is_inside, regime = self._sparse.seconds(shape, call)
         low, high, source = self._provenance(shape, regime, is_inside)
-        roofline = self._roofline.seconds(prefill_work(shape, batch, new, past))
-        return Estimate(seconds, low, high, source, is_inside, roofline)
-
-    def _sparse_chunks(self, shape: AttentionShape, new: FloatArray, past: FloatArray) -> Estimate:
-        """Return one call: dense only if every sequence is short; the indexer sees all pairs."""
-        total, pairs = float(new.sum()), float((new * past + new * new / 2.0).sum())
-        if np.all(new + past <= SPARSE_TOP_K):
-            return self._sparse_estimate(
-                shape, len(new), np.asarray(new.mean()), np.asarray(past.mean())
-            )
-        behind = max(0.0, pairs / total - total / 2.0)
-        # One chunk of all tokens: long enough for the sparse path, with as many pairs.
-        behind = max(behind, SPARSE_TOP_K + 1.0 - total)
-        return self._sparse_estimate(shape, 1.0, np.asarray(total), np.asarray(behind))
+        return Estimate(seconds, low, high, source, is_inside, self._roofline.seconds(work))
 
     # --- dense attention ------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from tonnage.sim.cost.models.attention import (
     LATENT_DIM,
@@ -97,26 +97,56 @@ class SparsePrefillForm:
         is_indexed = 1.0 if shape.kind == "dsa_full" else 0.0
         return np.asarray(self.launch_s + new * per_token + is_indexed * indexing)
 
-    def more_held_s(self, shape: AttentionShape, tokens: FloatArray) -> FloatArray:
-        """Return the seconds of so many tokens held beyond those of one sequence."""
-        return tokens * (self.index_held_s if shape.kind == "dsa_full" else 0.0)
+    def correction_s(
+        self, shape: AttentionShape, more_pairs: FloatArray, more_held: FloatArray
+    ) -> FloatArray:
+        """Return what a call takes beyond one of a single sequence, or less if negative."""
+        is_indexed = 1.0 if shape.kind == "dsa_full" else 0.0
+        indexing = more_pairs * self.index_pair_s + more_held * self.index_held_s
+        return np.asarray(is_indexed * indexing)
 
     def to_json(self) -> dict[str, float]:
         """Return the parameters as a profile's header keeps them."""
         return asdict(self)
 
 
-def dense_flops(
-    shape: AttentionShape, batch: ArrayLike, tokens: ArrayLike, past_tokens: ArrayLike
-) -> FloatArray:
+def dense_flops(shape: AttentionShape, tokens: ArrayLike, pairs: ArrayLike) -> FloatArray:
     """Return the FLOP of the dense path: projections and multi-head attention, no indexer."""
-    new = np.asarray(tokens, dtype=np.float64)
-    past = np.asarray(past_tokens, dtype=np.float64)
     sizes = geometry_of(shape.hidden_size)
     width = sizes.nope_dim + ROPE_DIM + sizes.value_dim
-    pairs = new * past + new * (new + 1.0) / 2.0
-    total = new * projection_flops(shape) + pairs * 2.0 * shape.heads * width
-    return np.asarray(np.asarray(batch, dtype=np.float64) * total)
+    projecting = np.asarray(tokens, dtype=np.float64) * projection_flops(shape)
+    return np.asarray(projecting + np.asarray(pairs) * 2.0 * shape.heads * width)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SparseCall:
+    """One call over several sequences, or several calls: sums over the sequences of each.
+
+    `tokens` new ones; `pairs` ``new (past + new / 2)``; `held` new and past; `is_dense`: no
+    sequence holds more than 2048 tokens.
+    """
+
+    tokens: FloatArray
+    pairs: FloatArray
+    held: FloatArray
+    is_dense: NDArray[np.bool_]
+
+    @classmethod
+    def equal(cls, batch: float, new_tokens: FloatArray, past_tokens: FloatArray) -> SparseCall:
+        """Return calls over `batch` equal chunks each."""
+        held = new_tokens + past_tokens
+        pairs = new_tokens * (past_tokens + new_tokens / 2.0)
+        return cls(batch * new_tokens, batch * pairs, batch * held, held <= SPARSE_TOP_K)
+
+    @classmethod
+    def of(cls, new_tokens: FloatArray, past_tokens: FloatArray) -> SparseCall:
+        """Return one call over these chunks; one long sequence sends all the sparse way."""
+        held = new_tokens + past_tokens
+        pairs = new_tokens * (past_tokens + new_tokens / 2.0)
+        tokens, pairs_of_all, held_of_all = (
+            np.asarray(one.sum()) for one in (new_tokens, pairs, held)
+        )
+        return cls(tokens, pairs_of_all, held_of_all, np.asarray(np.all(held <= SPARSE_TOP_K)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,37 +181,28 @@ class SparsePrefill:
         surface = self.surface(shape)
         return None if surface is None else surface.regime
 
-    def seconds(
-        self, shape: AttentionShape, batch: float, new_tokens: FloatArray, past_tokens: FloatArray
-    ) -> tuple[FloatArray, bool, Regime]:
-        """Return seconds of calls over `batch` equal chunks, if inside the grid, and the regime."""
+    def seconds(self, shape: AttentionShape, call: SparseCall) -> tuple[FloatArray, bool, Regime]:
+        """Return seconds of calls, whether all are inside the grid, and the regime."""
         surface = self.surface(shape)
         assert surface is not None, "ask has() first"
-        tokens = batch * new_tokens
-        sparse = np.exp(surface.logs.at(np.maximum(tokens, 1.0), past_tokens))
-        sparse = sparse + self._form(shape).more_held_s(shape, past_tokens * (batch - 1.0))
-        is_dense = new_tokens + past_tokens <= SPARSE_TOP_K
-        seconds = np.where(
-            is_dense, self._dense_s(shape, batch, new_tokens, past_tokens, sparse), sparse
-        )
-        is_inside = not bool(np.any(is_dense)) and bool(
-            np.all((tokens >= surface.least_tokens) & (tokens <= surface.most_tokens))
-            and np.all(past_tokens <= surface.most_past)
+        # One sequence of as many tokens and, behind a past, of as many pairs.
+        past = np.maximum(call.pairs / call.tokens - call.tokens / 2.0, 0.0)
+        single = np.exp(surface.logs.at(np.maximum(call.tokens, 1.0), past))
+        more_pairs = call.pairs - call.tokens * (past + call.tokens / 2.0)
+        more_held = call.held - call.tokens - past
+        sparse = single + self._form(shape).correction_s(shape, more_pairs, more_held)
+        seconds = np.where(call.is_dense, self._dense_s(shape, call, sparse), sparse)
+        is_inside = not bool(np.any(call.is_dense)) and bool(
+            np.all((call.tokens >= surface.least_tokens) & (call.tokens <= surface.most_tokens))
+            and np.all(past <= surface.most_past)
         )
         return np.asarray(seconds), is_inside, surface.regime
 
-    def _dense_s(
-        self,
-        shape: AttentionShape,
-        batch: float,
-        new_tokens: FloatArray,
-        past_tokens: FloatArray,
-        sparse_s: FloatArray,
-    ) -> FloatArray:
+    def _dense_s(self, shape: AttentionShape, call: SparseCall, sparse_s: FloatArray) -> FloatArray:
         """Return the dense path at the rate of its large calls, never above the sparse one."""
         rates = self._dense_flops_per_s
         rate = rates.get(shape.projection_format) or min(rates.values(), default=np.nan)
-        computing = dense_flops(shape, batch, new_tokens, past_tokens) / rate
+        computing = dense_flops(shape, call.tokens, call.pairs) / rate
         return np.fmin(sparse_s, self._form(shape).launch_s + computing)
 
     def _form(self, shape: AttentionShape) -> SparsePrefillForm:

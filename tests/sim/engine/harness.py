@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from random import Random
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from tonnage.sim.engine.handoff import Handoff
 from tonnage.sim.engine.instance import Executor
 from tonnage.sim.serving.build import SchedulerSpec
 from tonnage.sim.serving.policy import PLAIN, Policy
+from tonnage.sim.serving.prefix_cache import CacheSpec
 from tonnage.sim.serving.router import PolicyName, RoutingSpec
 from tonnage.sim.serving.scheduler import Limits
 
@@ -50,6 +52,7 @@ def colocated(
     ranks: int = 1,
     stages: int = 1,
     speculation: SpeculationSpec | None = None,
+    cache: CacheSpec | None = None,
 ) -> Deployment:
     scheduling = SchedulerSpec(
         kv_tokens,
@@ -59,6 +62,7 @@ def colocated(
         ranks=ranks,
         stages=stages,
         speculation=speculation,
+        cache=cache,
     )
     plan = PoolPlan("serve", instances, scheduling, kv_tokens // ranks, times or AffineTimes())
     return Deployment({"serve": plan}, RoutingSpec(router))
@@ -80,6 +84,7 @@ def disaggregated(
     stages: int = 1,
     speculation: SpeculationSpec | None = None,
     restore_s_per_token: float = 0.0,
+    cache: CacheSpec | None = None,
 ) -> Deployment:
     scheduling = SchedulerSpec(
         kv_tokens,
@@ -89,6 +94,7 @@ def disaggregated(
         ranks=ranks,
         stages=stages,
         speculation=speculation,
+        cache=cache,
     )
     executor, longest = times or AffineTimes(), kv_tokens // ranks
     plans = {
@@ -105,6 +111,21 @@ def disaggregated(
     link = LinkSpec("rdma", bandwidth_bytes_per_s, 1e-4)
     handoff = Handoff(link, lambda tokens: 70_272.0 * tokens)
     return Deployment(plans, RoutingSpec(router), handoff)
+
+
+def with_shared_prefixes(
+    requests: list[Request], block_tokens: int, seed: int = 0, answers: bool = True
+) -> list[Request]:
+    """Give requests block ids of which many begin alike; `answers`: those of the answer too."""
+    rng = Random(seed)
+    shared = []
+    for request in requests:
+        tokens = request.total_tokens if answers else request.input_tokens
+        path: tuple[int, ...] = ()
+        for _ in range(-(-tokens // block_tokens)):
+            path = (*path, 2 * (path[-1] if path else 1) + (rng.random() < 0.1))
+        shared.append(replace(request, block_ids=path, block_tokens=block_tokens))
+    return shared
 
 
 def poisson_requests(

@@ -9,12 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.sim.engine.harness import AffineTimes, colocated, disaggregated, poisson_requests
+from tests.sim.engine.harness import (
+    AffineTimes,
+    colocated,
+    disaggregated,
+    poisson_requests,
+    with_shared_prefixes,
+)
 from tonnage.sim.domain import BadInputError, Request, SpeculationSpec
 from tonnage.sim.engine.fleet import Deployment
 from tonnage.sim.engine.simulate import simulate
 from tonnage.sim.results.run import RunResult
 from tonnage.sim.serving.policy import PLAIN, SGLANG, VLLM, VLLM_SYNC
+from tonnage.sim.serving.prefix_cache import CacheSpec
 from tonnage.sim.serving.router import POLICIES as ROUTER_POLICIES
 from tonnage.sim.traffic.loads import ClosedLoad, Lengths, Load, OpenLoad, ResidentLoad
 
@@ -31,7 +38,12 @@ POLICIES = (
     replace(SGLANG, keeps="nothing", lag_steps=0, rank_choice="least_requests"),
 )
 
-
+CACHES = (
+    None,
+    CacheSpec("lru", "computed"),
+    CacheSpec("lru", "scheduled"),
+    CacheSpec("lfu", "computed"),
+)
 NO_GAIN = SpeculationSpec(0, (1.0,))
 THREE_DRAFTS = SpeculationSpec(3, (0.4, 0.3, 0.1, 0.2))
 
@@ -49,6 +61,7 @@ def deployments(draw: st.DrawFn) -> Deployment:
         "ranks": draw(st.sampled_from([1, 1, 2, 3])),
         "stages": draw(st.sampled_from([1, 1, 1, 2])),
         "speculation": draw(st.sampled_from([None, None, NO_GAIN, THREE_DRAFTS])),
+        "cache": draw(st.sampled_from(CACHES)),
     }
     if draw(st.booleans()):
         return colocated(draw(st.integers(1, 3)), **memory)
@@ -72,6 +85,8 @@ def loads(draw: st.DrawFn) -> Load:
         Request(number, time_s, pair.input_tokens, pair.output_tokens, limit)
         for number, (time_s, pair) in enumerate(zip(arrivals_s, lengths, strict=True))
     ]
+    if draw(st.booleans()):
+        requests = with_shared_prefixes(requests, draw(st.sampled_from([7, 16, 50])))
     return OpenLoad(requests, timeout_s)
 
 

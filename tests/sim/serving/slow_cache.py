@@ -81,7 +81,7 @@ class SlowCache:
             for one in self.blocks.pop(page.block):
                 one.block = None
         if page.owner:
-            first, pages = self.kept[page.owner]
+            pages = self.kept[page.owner][1]
             assert pages.pop() is page
             if not pages:
                 del self.kept[page.owner]

@@ -7,6 +7,8 @@ does not.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.sim.serving.schedule_table import Ask, rehearse, table
@@ -202,8 +204,8 @@ def test_full_pages_only_are_found_again() -> None:
     """)
 
 
-def test_nobody_is_let_in_by_a_step_that_preempts_and_the_preempted_come_first() -> None:
-    """C could start in step 4, and in step 5, but step 4 preempts and B is before C."""
+def test_the_preempted_come_before_all_others() -> None:
+    """C could start in step 5, but B is before it, and comes back when A has left."""
     asks = [Ask("A", 3, 8), Ask("B", 3, 8), Ask("C", 1, 1, during=2)]
     assert rehearse(scheduler(12), asks) == table("""
         step | prompts     | decode | notes     | free
@@ -219,6 +221,23 @@ def test_nobody_is_let_in_by_a_step_that_preempts_and_the_preempted_come_first()
         9    |             | B      |           | 3
         10   |             | B      |           | 3
         11   |             | B      | end B     | 2
+    """)
+
+
+def test_nobody_is_let_in_by_a_step_that_preempts() -> None:
+    """Were B put behind C, C could start in step 4 for all that is free; it starts in step 5."""
+    policy = replace(VLLM, requeue_first=False)
+    asks = [Ask("A", 3, 8), Ask("B", 3, 8), Ask("C", 1, 1, during=2)]
+    assert rehearse(scheduler(12, policy=policy), asks)[4:] == table("""
+        step | prompts | decode | notes     | free
+        4    |         | A      | retract B | 5
+        5    | C:1@0   | A      | end C     | 3
+        6    |         | A      |           | 2
+        7    |         | A      | end A     | 2
+        8    | B:6@1   |        |           | 5
+        9    |         | B      |           | 4
+        10   |         | B      |           | 3
+        11   |         | B      | end B     | 2
     """)
 
 

@@ -17,7 +17,7 @@ from tonnage.scenarios.load import load_variants
 
 @cache
 def gaps_s(variant: str, rate_per_s: int) -> dict[str, float]:
-    sets = [f"traffic.rate_per_s={rate_per_s}", "traffic.requests=1000"]
+    sets = [f"traffic.rate_per_s={rate_per_s}"]
     scenario = load_variants("colocated-vs-disaggregated", sets)[variant]
     latency = api.simulate(scenario).to_dict()["points"][0]["latency"]
     spread: dict[str, float] = latency["itl_s"]

@@ -8,6 +8,7 @@ study of these kernels; it counts like every other point.
 from __future__ import annotations
 
 import importlib.util
+import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -24,14 +25,12 @@ def _tool() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look there for their types
     spec.loader.exec_module(module)
     return module
 
 
-import sys  # noqa: E402
-
 TOOL = _tool()
-sys.modules["published_curves"] = TOOL
 FILE = TOOL.published_file()
 pytestmark = pytest.mark.skipif(FILE is None, reason="no shared/facts/published.yaml")
 CONTEXT_TOKENS, ROUTING = 4_000, "uniform"
@@ -68,7 +67,7 @@ def test_what_fp8_kv_gains_at_the_ceilings() -> None:
     assert gain == pytest.approx(1 + data()["kimi_k2_6_kv"]["peak_throughput_gain"], rel=0.07)
 
 
-@pytest.mark.parametrize("requests", [1, 8, 16, 32])
+@pytest.mark.parametrize("requests", [1, 8, 16])  # where both were published
 def test_bf16_kv_is_faster_per_token_at_equal_load(requests: int) -> None:
     assert rate_per_s("kimi-k2.6-h200-bf16", requests) > rate_per_s("kimi-k2.6-h200", requests)
 

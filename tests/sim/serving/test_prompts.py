@@ -135,6 +135,16 @@ def test_a_prompt_can_be_removed_wherever_it_is() -> None:
     assert queue.chunks(6, 1, 0) == []
 
 
+def test_what_a_removed_prompt_left_for_reuse_is_anybodys() -> None:
+    queue = queue_of(12, pages=7, page=4, policy=VLLM)
+    queue.chunks(10, 1, 0)
+    queue.drop_under_way(first=True)
+    (dropped,) = queue.waiting
+    assert queue._pool.reusable_pages(dropped.request.id) == 2
+    assert queue.remove(dropped)
+    assert queue._pool.reusable_pages(dropped.request.id) == 0
+
+
 # --- the ratio of new tokens ---------------------------------------------------------------------
 
 

@@ -216,6 +216,14 @@ def test_running_requests_are_charged_a_share_that_falls(pages: int, expected: s
     assert rehearse(scheduler(pages, chunk=128), asks) == table(expected)
 
 
+def test_an_idle_engine_forgets_the_ratio() -> None:
+    """After Z's eight steps of decoding B would fit in step 2, as in the case before."""
+    one = scheduler(2916, chunk=128)
+    rehearse(one, [Ask("Z", 2, 9)])
+    asks = [Ask("A", 10, 4, limit=4000), Ask("B", 100, 1, during=0, limit=10)]
+    assert rehearse(one, asks)[2] == "2 |  | A |  | 2904"
+
+
 def test_a_small_prompt_does_not_overtake_one_that_does_not_fit() -> None:
     """B needs 30 + 1 + 1 of 40 - 10 - 0.7 x 2; C would fit, and waits."""
     asks = [Ask("A", 10, 3), Ask("B", 30, 1, during=0), Ask("C", 1, 1, during=0)]

@@ -1,8 +1,8 @@
 """How far the shipped form of routed experts is off: experts held out whole, tokens between knots.
 
 Errors are logs of measured over predicted seconds, of all measured layouts, routings and tokens of
-what was held out, whether they ship or not. The trend and the lengths of the kriging in
-`sim/cost/models/moe_table.py` were chosen on some of the same rows: eleven numbers for all tables.
+what was held out, whether they ship or not. The eight constants of the kriging in
+`sim/cost/models/moe_table.py`, the same for all tables, were chosen on some of the same rows.
 """
 
 from __future__ import annotations

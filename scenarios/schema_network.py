@@ -23,7 +23,7 @@ from tonnage.scenarios.schema_base import (
 )
 from tonnage.sim.domain import BadInputError, GpuSpec, LinkSpec
 from tonnage.sim.serving.hash_ring import VIRTUAL_NODES
-from tonnage.sim.serving.router import Affinity, PolicyName, RoutingSpec
+from tonnage.sim.serving.router import Affinity, PolicyName, RoutingSpec, regions_of
 from tonnage.sim.serving.router_policies import CacheRules
 
 # What a full instance is in SGLang's `prefix_hash`; its `consistent_hashing` knows none.
@@ -165,6 +165,14 @@ class RouterSection(Section):
             if beyond:
                 problem = f"there is no instance {beyond[0]}; they are 0 to {instances[role] - 1}"
                 raise field_error(f"router.down.{role}", problem)
+        if not any(self._is_served(instances, region) for region in range(self.regions)):
+            raise field_error("router.down", "no region is left with an instance of every pool")
+
+    def _is_served(self, instances: Mapping[str, int], region: int) -> bool:
+        return all(
+            set(regions_of(count, self.regions)[region]) - set(self.down.get(role, ()))
+            for role, count in instances.items()
+        )
 
     def spec(self) -> RoutingSpec:
         """Return the rules."""

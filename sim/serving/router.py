@@ -156,16 +156,21 @@ def _policy(
     return makers[name]()
 
 
+def regions_of(instances: int, regions: int) -> list[range]:
+    """Return which instances of a pool stand in each region: blocks as equal as can be."""
+    edges = [region * instances // regions for region in range(regions + 1)]
+    return [range(first, end) for first, end in pairwise(edges)]
+
+
 class Dispatcher:
     """Choose the region of a request and in it one instance of every pool.
 
-    The instances of a pool are dealt to the regions in blocks as equal as can be. The affinity key
-    decides in the pool that computes prompts, where prefixes are cached; decode instances are
-    always chosen by their policy.
+    The affinity key decides in the pool that computes prompts, where prefixes are cached; decode
+    instances are always chosen by their policy.
     """
 
     def __init__(self, spec: RoutingSpec, pools: Mapping[str, int], seed: int) -> None:
-        """`pools`: instances by role, at least one per region and not all of them down."""
+        """`pools`: instances by role, at least one per region, in some region all of them up."""
         self._spec = spec
         self._has_keys = spec.affinity != "none"
         rng = np.random.default_rng([_STREAM, seed, 1])
@@ -204,21 +209,19 @@ class _Pool:
     ) -> None:
         self.role = role
         self._by_key = role != "decode"
-        edges = [region * instances // spec.regions for region in range(spec.regions + 1)]
-        self._firsts = edges[:-1]
+        regions = regions_of(instances, spec.regions)
+        self._firsts = [region.start for region in regions]
         self.routers = [
             Router(
                 spec,
                 spec.policy_of(role),
-                end - first,
+                len(indices),
                 np.random.default_rng([_STREAM, seed, 2 + number, region]),
-                first,
+                indices.start,
             )
-            for region, (first, end) in enumerate(pairwise(edges))
+            for region, indices in enumerate(regions)
         ]
-        self._region_of = [
-            region for region, (first, end) in enumerate(pairwise(edges)) for _ in range(first, end)
-        ]
+        self._region_of = [region for region, indices in enumerate(regions) for _ in indices]
         for index in spec.down.get(role, ()):
             region = self._region_of[index]
             self.routers[region].mark_down(index - self._firsts[region])

@@ -140,6 +140,7 @@ def test_when_an_instance_is_full(router: dict[str, Any], factor: float | None) 
         ({"load_factor": 0.9}, "router.load_factor: must be greater than or equal to 1"),
         ({"down": {"decode": [0, 4]}}, "there is no instance 4; they are 0 to 3"),
         ({"down": {"prefill": [1, 0]}}, "router.down.prefill: no instance is left"),
+        ({"regions": 2, "down": {"prefill": 0, "decode": [2, 3]}}, "no region is left with an"),
         ({"down": {"serve": 0}}, "router.down.serve: there is no such pool"),
         ({"down": 1}, "write it like {decode: [0]}"),
         ({"polcy": "random"}, "did you mean 'policy'"),

@@ -24,8 +24,8 @@ SHAPE_COLUMNS = ("hidden", "inter", "experts", "top_k", "tp", "ep")
 
 # Kriging: lengths in doublings of hidden, width, local experts, top_k and ep; a Matern 3/2
 # correlation of unit variance, a linear trend and a constant beside it, and the variance of noise.
-# Chosen once for all formats, on balanced rows of 17 tables (three engines, H200 and B200), by the
-# error of shapes held out; a factor of 1.6 on any of them changes that error little.
+# Chosen once for all formats, by the error of held-out shapes under balanced routing in 17 tables
+# (three engines, H200 and B200).
 _LENGTHS = np.array([3.0, 2.0, 2.0, 3.0, 2.0])
 _TREND, _CONSTANT, _NOISE = 0.15, 0.6, 0.05
 

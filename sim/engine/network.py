@@ -36,20 +36,15 @@ class PortSpec:
 class Flow:
     """Bytes from one instance to another, sent in parts; it ends when, closed, all is there."""
 
-    __slots__ = ("_path", "moving", "on_end", "order", "parts_to_come", "target_bytes")
+    __slots__ = ("moving", "on_end", "order", "parts_to_come", "path", "target_bytes")
 
     def __init__(self, path: _Path, order: int) -> None:
-        self._path = path
+        self.path = path  # between the instances that it joins
         self.order = order  # among all flows: breaks ties
         self.parts_to_come = 0  # sent, but not on the wire yet
         self.moving = False
         self.target_bytes = 0.0  # of what its path has served each flow, when it is through
         self.on_end: Callable[[], None] | None = None
-
-    @property
-    def path(self) -> _Path:
-        """The pair of instances that it goes between."""
-        return self._path
 
     @property
     def idle(self) -> bool:

@@ -16,30 +16,40 @@ Ids = tuple[int, ...]
 
 
 class _Node:
-    """Blocks that follow each other, and the instances that were sent them, by last use."""
+    """Blocks that follow each other, and the instances that were sent them, by last use.
+
+    They are the blocks from `start` to `end` of a prompt that had them.
+    """
 
     __slots__ = (
         "block_tokens",
         "branches",
+        "end",
         "ids",
         "last",
         "last_use",
         "others",
         "parent",
-        "tokens",
+        "start",
     )
 
     def __init__(
-        self, ids: Ids, block_tokens: int, parent: _Node | None, last: int, last_use: int
+        self, ids: Ids, start: int, end: int, block_tokens: int, parent: _Node | None
     ) -> None:
         self.ids = ids
+        self.start = start
+        self.end = end
         self.block_tokens = block_tokens
-        self.tokens = len(ids) * block_tokens
         self.parent = parent
         self.branches = 0  # nodes that follow it
-        self.last = last  # the instance that was sent them last
-        self.last_use = last_use  # number of that request
+        self.last = -1  # the instance that was sent them last
+        self.last_use = 0  # number of that request
         self.others: dict[int, int] | None = None  # instance -> its last use
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of its blocks."""
+        return (self.end - self.start) * self.block_tokens
 
     def use_of(self, instance: int) -> int | None:
         """Return the number of the last request with them that an instance was sent."""
@@ -99,10 +109,9 @@ class RouterTree:
             if node is None:
                 break
             nodes.append(node)
-            edge = node.ids
-            after = at + len(edge)
-            if after > end or edge[-1] != ids[after - 1]:
-                return nodes, at + _shared(edge, ids, at), True
+            after = node.end
+            if after > end or node.ids[after - 1] != ids[after - 1]:
+                return nodes, _shared(node, ids), True
             at = after
         return nodes, at, False
 
@@ -111,15 +120,14 @@ class RouterTree:
         self._requests += 1
         nodes, at, parts = match
         if parts:
-            before = at - sum(len(node.ids) for node in nodes[:-1])
-            nodes[-1] = self._split(nodes[-1], before)
+            nodes[-1] = self._split(nodes[-1], at)
         for node in nodes:
             if node.last == instance:
                 node.last_use = self._requests
             elif node.use(instance, self._requests):
                 self.tokens[instance] += node.tokens
         if at < len(ids):
-            self._append(nodes[-1] if nodes else None, ids[at:], block_tokens, instance)
+            self._append(nodes[-1] if nodes else None, ids, at, block_tokens, instance)
         if self.tokens[instance] > self._most_tokens:
             self._shrink(instance, _EVICT_TO * self._most_tokens)
 
@@ -127,27 +135,29 @@ class RouterTree:
         """Forget all that was sent to an instance."""
         self._shrink(instance, 0.0)
 
-    def _append(self, node: _Node | None, ids: Ids, block_tokens: int, instance: int) -> None:
+    def _append(
+        self, node: _Node | None, ids: Ids, start: int, block_tokens: int, instance: int
+    ) -> None:
         """Add blocks after a node; one that is this instance's alone, and the last, grows."""
-        self.tokens[instance] += len(ids) * block_tokens
+        end = len(ids)
+        self.tokens[instance] += (end - start) * block_tokens
         if node is not None:
             if not node.branches and not node.others and node.block_tokens == block_tokens:
-                node.ids += ids
-                node.tokens += len(ids) * block_tokens
+                node.ids, node.end = ids, end
                 return
             node.branches += 1
-        self._nodes[ids[0]] = _Node(ids, block_tokens, node, instance, self._requests)
+        self._nodes[ids[start]] = leaf = _Node(ids, start, end, block_tokens, node)
+        leaf.last, leaf.last_use = instance, self._requests
 
-    def _split(self, node: _Node, blocks: int) -> _Node:
-        """Cut a node in two; return the first part."""
-        first = _Node(node.ids[:blocks], node.block_tokens, node.parent, node.last, node.last_use)
+    def _split(self, node: _Node, at: int) -> _Node:
+        """Cut a node in two, `at` blocks from the beginning of a prompt; return the first part."""
+        first = _Node(node.ids, node.start, at, node.block_tokens, node.parent)
+        first.last, first.last_use = node.last, node.last_use
         first.others = dict(node.others) if node.others else None
         first.branches = 1
-        node.ids = node.ids[blocks:]
-        node.tokens -= first.tokens
-        node.parent = first
-        self._nodes[first.ids[0]] = first
-        self._nodes[node.ids[0]] = node
+        node.start, node.parent = at, first
+        self._nodes[first.ids[first.start]] = first
+        self._nodes[node.ids[at]] = node
         return first
 
     def _shrink(self, instance: int, to_tokens: float) -> None:
@@ -166,7 +176,7 @@ class RouterTree:
             self.tokens[instance] -= node.tokens
             parent = node.parent
             if not node.drop(instance):
-                del self._nodes[node.ids[0]]
+                del self._nodes[node.ids[node.start]]
                 if parent is not None:
                     parent.branches -= 1
             below[parent] -= 1
@@ -180,15 +190,12 @@ def holder(match: Match) -> int | None:
     return nodes[-1].last if nodes else None
 
 
-def _shared(edge: Ids, ids: Ids, start: int) -> int:
-    """Return how many blocks of an edge the ids from `start` on begin with; at least one."""
-    most = min(len(edge), len(ids) - start)
-    if edge[most - 1] == ids[start + most - 1]:
-        return most
-    equal, different = 1, most
+def _shared(node: _Node, ids: Ids) -> int:
+    """Return how many first blocks of a prompt are known, the last of them in this node."""
+    equal, different = node.start + 1, min(node.end, len(ids)) + 1
     while different - equal > 1:
         middle = (equal + different) // 2
-        if edge[middle - 1] == ids[start + middle - 1]:
+        if node.ids[middle - 1] == ids[middle - 1]:
             equal = middle
         else:
             different = middle

@@ -31,14 +31,58 @@ class Member:
     path: Ids = ()  # the blocks that it shares
 
 
+class SlowTiers:
+    """Host memory and the tiers below it as lists of blocks, the one used last at the end."""
+
+    def __init__(self, capacities: dict[str, int], write: str) -> None:
+        self.capacities, self.write = capacities, write
+        self.blocks: dict[str, list[Ids]] = {name: [] for name in capacities}
+
+    def put(self, name: str, path: Ids) -> None:
+        """Write a block to one tier, or refresh it there."""
+        here = self.blocks[name]
+        if path in here:
+            here.remove(path)
+        here.append(path)
+        if len(here) > self.capacities[name]:
+            del here[0]
+
+    def keep(self, path: Ids) -> None:
+        """Write a block to the host and on from there, unless the host has it."""
+        known = path in self.blocks["host"]
+        for name, here in self.blocks.items():
+            if not known or path in here:
+                self.put(name, path)
+
+    def refresh(self, path: Ids) -> None:
+        """Note that a block is used, wherever it is."""
+        for name, here in self.blocks.items():
+            if path in here:
+                self.put(name, path)
+
+    def holder(self, path: Ids) -> str | None:
+        """Return the nearest tier that has a block."""
+        return next((name for name, here in self.blocks.items() if path in here), None)
+
+
 class SlowCache:
     """Pages of `page` tokens, blocks of `block` tokens; rules as in `PrefixCache`.
 
     `sglang`: pages that hold nothing go first, and who computed a block too gives its own up.
     """
 
-    def __init__(self, pages: int, page: int, block: int, *, sglang: bool, lfu: bool) -> None:
+    def __init__(
+        self,
+        pages: int,
+        page: int,
+        block: int,
+        *,
+        sglang: bool,
+        lfu: bool,
+        tiers: SlowTiers | None = None,
+    ) -> None:
         self.page, self.block, self.sglang, self.lfu = page, block, sglang, lfu
+        self.tiers = tiers
         self.free = [Page() for _ in range(pages)]
         self.blocks: dict[Ids, list[Page]] = {}
         self.hits: dict[Ids, int] = {}
@@ -67,6 +111,15 @@ class SlowCache:
         gap = self.span(len(path)) - first
         return [] if gap < 0 else pages[gap:]
 
+    def on_host(self, member: Member, path: Ids, prompt_tokens: int) -> Ids:
+        """Return a path continued by the blocks that the host has."""
+        most = (prompt_tokens - 1) // self.block
+        while self.tiers is not None and len(path) < min(most, len(member.ids)):
+            if member.ids[: len(path) + 1] not in self.tiers.blocks["host"]:
+                break
+            path = member.ids[: len(path) + 1]
+        return path
+
     # --- giving pages away ----------------------------------------------------------------------
 
     def take(self, count: int) -> list[Page] | None:
@@ -77,9 +130,12 @@ class SlowCache:
         page = self._next()
         self.free.remove(page)
         if page.block is not None:
-            del self.hits[page.block]
-            for one in self.blocks.pop(page.block):
+            path = page.block
+            del self.hits[path]
+            for one in self.blocks.pop(path):
                 one.block = None
+            if self.tiers is not None and self.tiers.write == "back":
+                self.tiers.keep(path)
         if page.owner:
             pages = self.kept[page.owner][1]
             assert pages.pop() is page
@@ -131,10 +187,19 @@ class SlowCache:
             self.free.remove(page)
             page.owner = None
         self._put_back(page for page in kept if page not in own)
+        loaded = path if own else self.on_host(member, path, prompt_tokens)
         fresh = self.take(pages - len(in_place) - len(own))
         assert fresh is not None
         member.path, member.pages = path, in_place + own + fresh
-        return len(in_place) + len(own)
+        for n in range(len(path), len(loaded)):
+            self._add(member, loaded[: n + 1], slice(self.span(n), self.span(n + 1)))
+        return max(self.span(len(loaded)), len(in_place) + len(own))
+
+    def _add(self, member: Member, path: Ids, places: slice) -> None:
+        member.path = path
+        self.hits[path], self.blocks[path] = 1, member.pages[places]
+        for page in member.pages[places]:
+            page.block, page.holders = path, {member.name}
 
     def grow(self, member: Member) -> bool:
         """Give a request one more page."""
@@ -144,19 +209,21 @@ class SlowCache:
 
     def store(self, member: Member, tokens: int) -> None:
         """Share the blocks whose tokens are in place."""
-        for n in range(len(member.path), min(len(member.ids), tokens // self.block)):
+        first = len(member.path)
+        for n in range(first, min(len(member.ids), tokens // self.block)):
             path, places = member.ids[: n + 1], slice(self.span(n), self.span(n + 1))
-            member.path = path
             if path not in self.blocks:
-                self.hits[path], self.blocks[path] = 1, member.pages[places]
-                for page in member.pages[places]:
-                    page.block, page.holders = path, {member.name}
+                self._add(member, path, places)
                 continue
+            member.path = path
             self.hits[path] += 1
             self._hold(member.name, self.blocks[path])
             if self.sglang:
                 self._put_back(member.pages[places])
                 member.pages[places] = self.blocks[path]
+        if self.tiers is not None and self.tiers.write == "through":
+            for n in range(len(member.path), first, -1):
+                self.tiers.keep(member.path[:n])
 
     def end(self, member: Member, kept_tokens: int, *, comes_back: bool) -> None:
         """Take all pages of a request back."""
@@ -169,12 +236,21 @@ class SlowCache:
             self.kept[name] = (self.span(len(member.path)), tail)
         keeps = comes_back or (self.sglang and bool(member.ids))
         self._put_back(reversed(tail), name if keeps else None)
+        self._use_tiers(member.path)
         for n in range(len(member.path), 0, -1):
             pages = self.blocks[member.path[:n]]
             for page in pages:
                 page.holders.remove(member.name)
             self._put_back(page for page in pages if not page.holders)
         member.pages, member.path = [], ()
+
+    def _use_tiers(self, path: Ids) -> None:
+        if self.tiers is None:
+            return
+        least = {"through": 1, "selective": 2, "back": 10**9}[self.tiers.write]
+        for n in range(len(path), 0, -1):
+            keeps = self.hits[path[:n]] >= least
+            (self.tiers.keep if keeps else self.tiers.refresh)(path[:n])
 
     def abandon(self, member: Member) -> None:
         """Let what a request kept be anybody's."""

@@ -131,7 +131,9 @@ class Scenario(Section):
     link: LinkSection = LinkSection()
     router: RouterSection = RouterSection()
     cache: CacheSection = CacheSection()
-    slo: Annotated[dict[str, PositiveSeconds], BeforeValidator(_known_objectives)] = Field(default={})
+    slo: Annotated[dict[str, PositiveSeconds], BeforeValidator(_known_objectives)] = Field(
+        default={}
+    )
     price: PriceSection = PriceSection()
     profile: Annotated[Text, AfterValidator(_known_profile)] = "auto"
     seed: WholeOrZero = 0

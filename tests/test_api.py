@@ -51,7 +51,7 @@ def test_every_shipped_scenario_fits(name: str) -> None:
 def test_the_report_has_the_fields_of_the_design() -> None:
     report = api.simulate(parse_scenario(small())).to_dict()
     assert set(report) == {"scenario", "provenance", "memory", "ceilings", "points"}
-    assert report["provenance"]["source"] == "datasheet"
+    assert report["provenance"]["source"] == "imported"
     point = report["points"][0]
     assert {"output_tokens_per_s", "input_tokens_per_s", "decode_output_tokens_per_s"} <= set(
         point["throughput"]

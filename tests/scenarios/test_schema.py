@@ -231,7 +231,10 @@ def test_a_mistake_names_file_field_and_mend(data: dict[str, Any], expected: str
     [
         ({"pools": {"serve": {"integrity": "batched"}}}, "use none"),
         ({"traffic": {"kind": "bursts"}}, "closed, resident, poisson, gamma, trace, sessions"),
-        ({"router": {"policy": "nearest"}}, "least_requests, token_aware, power_of_two, cache_aware"),
+        (
+            {"router": {"policy": "nearest"}},
+            "least_requests, token_aware, power_of_two, cache_aware",
+        ),
         ({"router": {"affinity": "session"}}, "use none"),
         ({"cache": {"gpu": True}}, "use false"),
         ({"cache": {"host": "100GB"}}, "only 0B is"),

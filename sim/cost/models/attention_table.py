@@ -141,6 +141,10 @@ class Grids(Mapping[AttentionShape, MeasuredGrid]):
             self._numbers = [table[name].to_numpy(np.float64) for name in names]
             self._content = table["content"].to_numpy(dtype=object)
             self._framework = table["source_framework"].to_numpy(dtype=object)
+        self.kernels = {
+            shape: str(table["kernel"].iloc[index[0]]) if "kernel" in table.columns else ""
+            for shape, index in self._rows.items()
+        }
 
     def __getitem__(self, shape: AttentionShape) -> MeasuredGrid:
         if shape not in self._made:

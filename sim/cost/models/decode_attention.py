@@ -146,7 +146,9 @@ class DecodeAttentionModel:
     # --- surfaces -------------------------------------------------------------------------------
 
     def _make_surface(self, shape: AttentionShape) -> _Surface:
-        found = stand_ins(shape, self._grids, lambda one: one.group, lambda one: one.kv_heads)
+        found = stand_ins(
+            shape, self._grids.kernels, lambda one: one.group, lambda one: one.kv_heads
+        )
         if found is None:
             form = self._roofline.seconds(decode_work(shape, _BATCHES[:, None], _CONTEXTS))
             return _Surface(

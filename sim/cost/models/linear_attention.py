@@ -97,7 +97,7 @@ class LinearAttentionModel:
 
     def _make_surface(self, shape: AttentionShape) -> tuple[Grid, Grid | None, Regime | None]:
         """Return log seconds over (batch, tokens), the grid that was measured, and the regime."""
-        found = stand_ins(shape, self._grids, lambda one: one.heads, lambda one: one.heads)
+        found = stand_ins(shape, self._grids.kernels, lambda one: one.heads, lambda one: one.heads)
         batches, tokens = _BATCHES, _TOKENS
         work = linear_work(shape, batches[:, None], tokens)
         if found is None:

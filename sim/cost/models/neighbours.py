@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from math import log
 from typing import Literal
@@ -26,12 +27,14 @@ class StandIns:
 
 def stand_ins(
     shape: AttentionShape,
-    measured: Collection[AttentionShape],
+    measured: Mapping[AttentionShape, str],
     place: Callable[[AttentionShape], float],
     closeness: Callable[[AttentionShape], float],
 ) -> StandIns | None:
     """Return what to interpolate between, None where no shape of the kind was measured.
 
+    `measured`: the kernel that ran each shape; those of another kernel than most of the shapes
+    with the nearest ratio of heads to KV heads do not stand in.
     `place` orders shapes along the axis of interpolation (in logs); among shapes at one place the
     one whose `closeness` is nearest in logs is taken.
     """
@@ -40,6 +43,7 @@ def stand_ins(
     pool, is_relaxed = _nearest_family(shape, measured)
     if not pool:
         return None
+    pool = _of_one_kernel(shape, pool, measured)
     places = sorted({place(one) for one in pool})
     wanted = place(shape)
     below = [one for one in places if one <= wanted]
@@ -53,6 +57,16 @@ def stand_ins(
     )
     inside = bool(below) and bool(above)
     return StandIns(chosen, "scaled" if is_relaxed else "heads" if inside else "outside")
+
+
+def _of_one_kernel(
+    shape: AttentionShape, pool: list[AttentionShape], kernels: Mapping[AttentionShape, str]
+) -> list[AttentionShape]:
+    """Return the shapes whose kernel is that of most shapes with the nearest ratio of heads."""
+    nearest = min(abs(log(one.group / shape.group)) for one in pool)
+    alike = [one for one in pool if abs(log(one.group / shape.group)) <= nearest + 1e-9]
+    kernel = Counter(kernels[one] for one in alike).most_common(1)[0][0]
+    return [one for one in pool if kernels[one] == kernel]
 
 
 def _closest(

@@ -207,7 +207,9 @@ class PrefillAttentionModel:
     # --- surfaces -------------------------------------------------------------------------------
 
     def _make_surface(self, shape: AttentionShape) -> _Surface:
-        found = stand_ins(shape, self._grids, lambda one: one.heads, lambda one: one.kv_heads)
+        found = stand_ins(
+            shape, self._grids.kernels, lambda one: one.heads, lambda one: one.kv_heads
+        )
         if found is None:
             tokens: FloatArray = np.exp2(np.arange(0.0, 22.0, 1.0 / _STEPS_PER_KNOT))
             seconds = self._roofline.seconds(prefill_work(shape, _BATCHES[:, None], tokens))

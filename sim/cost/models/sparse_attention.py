@@ -170,6 +170,8 @@ class SparsePrefill:
         self._dense_flops_per_s = dict(fitted.get("dense_flops_per_s", {}))
         rows = ((shape, rows) for shape, rows in shapes_of(table) if form_key(shape) in self._forms)
         self._grids = {shape: _residuals(shape, rows, self._form(shape)) for shape, rows in rows}
+        # Of one engine: a shape may have been timed through two kernels, by its past.
+        self._kernels = dict.fromkeys(self._grids, "")
         self.surface = lru_cache(maxsize=256)(self._make_surface)
 
     def has(self, shape: AttentionShape) -> bool:
@@ -210,7 +212,7 @@ class SparsePrefill:
         return found or next(iter(self._forms.values()))
 
     def _make_surface(self, shape: AttentionShape) -> _Surface | None:
-        found = stand_ins(shape, self._grids, lambda one: one.heads, lambda one: one.kv_heads)
+        found = stand_ins(shape, self._kernels, lambda one: one.heads, lambda one: one.kv_heads)
         return None if found is None else self._from_stand_ins(shape, found)
 
     def _from_stand_ins(self, shape: AttentionShape, found: StandIns) -> _Surface:

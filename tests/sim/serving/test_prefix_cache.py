@@ -85,8 +85,8 @@ class Both:
         assert fits is (in_place is not None)
         if not fits:
             return
-        assert self.cache.claim(sequence, found) == found.pages == in_place
-        assert self.cache.allocate(needed - found.pages)
+        assert self.cache.claim(sequence, found) == found.pages + found.loaded_pages == in_place
+        assert self.cache.allocate(needed - in_place)
         pair.pages, pair.runs = needed, True
 
     def _return(self, pair: Pair, *, goes: bool) -> None:

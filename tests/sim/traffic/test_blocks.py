@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tonnage.sim.domain import Request
@@ -40,6 +40,7 @@ def fill(request: Request, depth: int) -> int:
     return min(BLOCK, request.input_tokens - BLOCK * depth)
 
 
+@settings(deadline=None)
 @given(prompts())
 def test_hits_are_the_prefixes_that_were_there(requests: list[Request]) -> None:
     cache = InfiniteCache()
@@ -54,6 +55,7 @@ def test_hits_are_the_prefixes_that_were_there(requests: list[Request]) -> None:
     assert cache.odd_blocks == 0
 
 
+@settings(deadline=None)
 @given(prompts())
 def test_blocks_that_stay_for_a_while_are_hit_for_that_long(requests: list[Request]) -> None:
     cache = InfiniteCache(KEPT_S)
@@ -72,6 +74,7 @@ def test_blocks_that_stay_for_a_while_are_hit_for_that_long(requests: list[Reque
     assert cache.hit_tokens_if_kept.tolist() == expected
 
 
+@settings(deadline=None)
 @given(prompts(), st.lists(st.integers(0, 40), min_size=1, max_size=5))
 def test_the_working_set_is_what_was_used_and_what_will_be(
     requests: list[Request], times: list[int]

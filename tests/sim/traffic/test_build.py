@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tonnage.sim.domain import BadInputError, Request
@@ -41,6 +41,7 @@ def test_an_open_load_is_in_order_and_complete() -> None:
     assert arrivals_s == sorted(arrivals_s)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**63))
 def test_the_same_seed_gives_the_same_requests_every_time(seed: int) -> None:
     point = POISSON.points()[0]

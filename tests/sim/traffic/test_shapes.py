@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tonnage.sim.domain import BadInputError, FloatArray
@@ -62,6 +62,7 @@ def test_the_run_begins_at_the_start_hour() -> None:
     assert late.warp(times_s)[0] == pytest.approx(1200.0)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 23), st.floats(0.01, 10.0)),

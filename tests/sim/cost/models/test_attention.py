@@ -155,6 +155,20 @@ def test_heads_between_two_measured_ones_take_both_residuals() -> None:
     assert model.seconds(replace(MLA, heads=128), 8, 8192).high == 1.6  # beyond those measured
 
 
+def test_a_shape_that_another_kernel_ran_does_not_stand_in() -> None:
+    factors = {2: 1.1, 3: 4.0, 8: 1.1}
+    shapes = [replace(GQA, heads=heads, kv_heads=1) for heads in factors]
+    rows = table(shapes, lambda *call: call[3] * factors[call[0].heads])
+    rows["kernel"] = np.where(rows["heads"] == 3, "triton", "fa3")
+    model = decode_model(rows, GQA)
+    wanted = replace(GQA, heads=4, kv_heads=1)
+    expected = 4.0 * FORM.seconds(decode_work(wanted, 16, 2048))  # the nearest ratio ran on triton
+    assert model.seconds(wanted, 16, 2048).seconds == pytest.approx(expected, rel=1e-6)
+    wanted = replace(GQA, heads=6, kv_heads=1)
+    expected = 1.1 * FORM.seconds(decode_work(wanted, 16, 2048))
+    assert model.seconds(wanted, 16, 2048).seconds == pytest.approx(expected, rel=1e-6)
+
+
 def test_beyond_the_grid_the_roofline_carries_on_at_the_edge_with_a_wider_interval() -> None:
     model = decode_model(table([MLA], lambda *call: call[3] * 1.25), MLA)
     far = model.seconds(MLA, 64, 131072)

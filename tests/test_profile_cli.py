@@ -82,9 +82,8 @@ def test_show_says_where_it_is_from_and_how_far_off_it_is(tonnage: Any) -> None:
     errors = load_profile(profile_paths()[SHIPPED]).header.errors
     for operator, formats in errors.items():
         for name, error in formats.items():
-            line = next(
-                line for line in done.output.splitlines() if line.split()[:2] == [operator, name]
-            )
+            shown = [" ".join(line.split()) for line in done.output.splitlines()]
+            line = next(line for line in shown if line.startswith(f"{operator} {name} "))
             assert f"{error['median']:.1%}" in line
 
 

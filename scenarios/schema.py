@@ -19,7 +19,6 @@ from tonnage.scenarios.profiles import ProfileChoice, choose_profile, is_path, p
 from tonnage.scenarios.schema_base import (
     AutoFraction,
     AutoText,
-    Bytes,
     Number,
     PositiveSeconds,
     Seconds,
@@ -29,6 +28,7 @@ from tonnage.scenarios.schema_base import (
     did_you_mean,
     field_error,
 )
+from tonnage.scenarios.schema_cache import CacheSection
 from tonnage.scenarios.schema_network import LinkSection, RouterSection
 from tonnage.scenarios.schema_pools import PoolSection, PoolsSection, Role
 from tonnage.scenarios.schema_traffic import TrafficSection
@@ -59,12 +59,6 @@ _OBJECTIVES = {
 }
 _NO_KEYS = ("closed", "resident", "poisson", "gamma")  # nothing but lengths
 _PATH_LIKE = re.compile(r"[/\\]|\.(json|ya?ml)$")
-
-
-def _none_yet(value: float) -> float:
-    if value != 0.0:
-        raise field_error("", f"{value:g} bytes is not accepted; only 0B is (no cache tier)")
-    return value
 
 
 def _known_objectives(value: object) -> object:
@@ -102,14 +96,6 @@ class EngineSection(Section):
         source = "auto" if self.mem_fraction is None else self.mem_fraction_source
         version = self.version or ENGINE_VERSIONS[self.name]
         return EngineSpec(self.name, version, self.mem_fraction, source)
-
-
-class CacheSection(Section):
-    """Prefix cache and its tiers."""
-
-    gpu: Literal[False] = False
-    host: Annotated[Bytes, AfterValidator(_none_yet)] = 0.0
-    nvme: Annotated[Bytes, AfterValidator(_none_yet)] = 0.0
 
 
 class PriceSection(Section):
@@ -167,6 +153,12 @@ class Scenario(Section):
         if self.link.overlap and not self._sends_early_by_rule():
             problem = f"{self.engine.name} gives decode pages after the prompt, so no part of it"
             raise field_error("link.overlap", f"{problem} can leave before; use auto or false")
+        return self
+
+    @model_validator(mode="after")
+    def _has_the_cache_of_its_engine(self) -> Scenario:
+        if self.engine.name == "vllm" and self.cache.policy == "lfu":
+            raise field_error("cache.policy", "vllm evicts what was used least recently; use lru")
         return self
 
     def came_from(self, source: str, folder: Path) -> Scenario:

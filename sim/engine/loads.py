@@ -25,7 +25,7 @@ class _Part:
         """Return how many of its blocks are there."""
         if time_s >= self.ends_s:
             return inf
-        return max((time_s - self.begins_s) // self.block_s, 0.0)
+        return max((time_s - self.begins_s) // self.block_s, 0.0) if self.block_s else 0.0
 
 
 class _Wire:

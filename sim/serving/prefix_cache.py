@@ -13,6 +13,7 @@ computed it too gives its own pages up for it).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -67,7 +68,7 @@ class PrefixCache(QueuedPool):
         self.stores_when = spec.stores
         self.tiers = tiers
         self._dedupes = spec.stores == "computed"
-        self._counts_hits = lfu or tiers is not None
+        self._counts_hits = lfu or (tiers is not None and tiers.spec.write == "selective")
         self._root = Block(-1, None, 0)
         self._root.locks = 1  # for ever
         self._blocks: dict[int, Block] = {}  # by id
@@ -199,10 +200,15 @@ class PrefixCache(QueuedPool):
         ids = sequence.request.block_ids[depth : depth + found.loads]
         for block_id in ids:
             held.block = self._add_block(held.block, block_id, held)
-        self.loading_tokens += found.loaded_pages * self.page_tokens
-        came = self.tiers.note_host_load(ids, held.prefetched)
+        tokens = found.loaded_pages * self.page_tokens
+        self.loading_tokens += tokens
+        self.tiers.note_load("host", tokens)
         if not sequence.retractions:
-            held.loaded_tokens = came
+            came: Counter[str] = Counter()
+            for block_id in ids:
+                name = held.prefetched.get(block_id, "host")
+                came[name] += self._blocks[block_id].pages * self.page_tokens
+            held.loaded_tokens = dict(came)
 
     # --- blocks that are new --------------------------------------------------------------------
 
@@ -224,8 +230,8 @@ class PrefixCache(QueuedPool):
             else:
                 self._check_parent(sequence.request, known, held.block.block_id)
                 self._share(held, known)
-        if self.tiers is not None:
-            self.tiers.stored(held.block, depth)
+        if self.tiers is not None and held.block.depth > depth:
+            self.tiers.stored(ids[depth : held.block.depth][::-1])
 
     def _add_block(self, parent: Block, block_id: int, held: HeldPrefix) -> Block:
         """Make a block of pages that the holder of its parent has."""
@@ -296,7 +302,7 @@ class PrefixCache(QueuedPool):
         held.block, held.pages, held.unstored_tokens = None, 0, 0
         if last is not self._root:
             if self.tiers is not None:
-                self.tiers.used(last)
+                self.tiers.used(sequence.request.block_ids[: last.depth][::-1], last)
             self._unlock(last)
 
     # --- tiers ----------------------------------------------------------------------------------

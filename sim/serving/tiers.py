@@ -10,7 +10,7 @@ were faster, is `loads="always"`.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from math import inf, sqrt
 from typing import Literal
@@ -20,6 +20,7 @@ from tonnage.sim.serving.blocks import Block
 TIERS = ("host", "nvme", "store")
 WritePolicy = Literal["through", "selective", "back"]
 PrefetchPolicy = Literal["best_effort", "wait_complete", "timeout"]
+Ids = tuple[int, ...]
 _HITS_TO_WRITE = {"through": 1, "selective": 2}
 
 
@@ -155,21 +156,32 @@ class Tier:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def touch(self, block_id: int) -> bool:
-        """Note that a block is used; tell whether it is here."""
-        if block_id not in self._blocks:
-            return False
-        self._blocks.move_to_end(block_id)
-        return True
+    def refresh(self, block_ids: Iterable[int]) -> None:
+        """Note that blocks are used, one after the other, as far as they are here."""
+        blocks = self._blocks
+        for block_id in block_ids:
+            if block_id in blocks:
+                blocks.move_to_end(block_id)
 
-    def put(self, block_id: int, block_tokens: int) -> None:
-        """Write a block, or note that it is used if it is here."""
-        if self.touch(block_id):
-            return
-        self._blocks[block_id] = None
-        self._books.written_tokens[self.name] += block_tokens
-        if len(self._blocks) * block_tokens > self._capacity_tokens:
-            self._blocks.popitem(last=False)
+    def write(
+        self, block_ids: Iterable[int], block_tokens: int, only: Container[int] | None = None
+    ) -> set[int]:
+        """Note that blocks are used, and take in those that are not here; return these.
+
+        `only`: which of them can be taken in.
+        """
+        blocks, most = self._blocks, self._capacity_tokens // block_tokens
+        new = set()
+        for block_id in block_ids:
+            if block_id in blocks:
+                blocks.move_to_end(block_id)
+            elif only is None or block_id in only:
+                new.add(block_id)
+                blocks[block_id] = None
+                if len(blocks) > most:
+                    blocks.popitem(last=False)
+        self._books.written_tokens[self.name] += len(new) * block_tokens
+        return new
 
 
 @dataclass(slots=True)
@@ -249,39 +261,38 @@ class Hierarchy:
         """Take in the size of all blocks."""
         self._block_tokens = block_tokens
 
-    # --- what the GPU tells ---------------------------------------------------------------------
+    # --- what the GPU tells, the last block of a prompt first ------------------------------------
 
-    def stored(self, last: Block, depth: int) -> None:
-        """Take in that the blocks beyond `depth`, up to `last`, are new on the GPU."""
+    def stored(self, block_ids: Ids) -> None:
+        """Take in that blocks are new on the GPU."""
         if self._hits_to_write == 1:
-            for block in _path(last, depth):
-                self._write(block.block_id)
+            self._write(block_ids)
 
-    def used(self, last: Block) -> None:
-        """Take in that a request that began with the blocks up to `last` has ended."""
-        to_write = self._hits_to_write
-        for block in _path(last, 0):
-            if to_write is not None and block.hits >= to_write:
-                self._write(block.block_id)
-            else:
-                self._touch(block.block_id)
+    def used(self, block_ids: Ids, last: Block) -> None:
+        """Take in that a request that began with these blocks, up to `last`, has ended."""
+        if self._hits_to_write == 1:
+            self._write(block_ids)
+        elif self._hits_to_write is None:
+            self._refresh(block_ids)
+        else:
+            for block in _path(last):
+                keep = self._write if block.hits >= self._hits_to_write else self._refresh
+                keep((block.block_id,))
 
     def evicted(self, block_id: int) -> None:
         """Take in that a block leaves the GPU."""
         if self._hits_to_write is None:
-            self._write(block_id)
+            self._write((block_id,))
 
-    def _write(self, block_id: int) -> None:
-        if self._host.touch(block_id):
-            for tier in self._below:
-                tier.touch(block_id)
-            return
-        for tier in (self._host, *self._below):
-            tier.put(block_id, self._block_tokens)
+    def _write(self, block_ids: Ids) -> None:
+        new = self._host.write(block_ids, self._block_tokens)
+        for tier in self._below:
+            tier.write(block_ids, self._block_tokens, new)
 
-    def _touch(self, block_id: int) -> None:
-        for tier in (self._host, *self._below):
-            tier.touch(block_id)
+    def _refresh(self, block_ids: Ids) -> None:
+        self._host.refresh(block_ids)
+        for tier in self._below:
+            tier.refresh(block_ids)
 
     # --- loads ----------------------------------------------------------------------------------
 
@@ -318,24 +329,16 @@ class Hierarchy:
         if not all(self._should_load(name, tokens) for name, tokens in by_tier.items()):
             return None
         for name, tokens in by_tier.items():
-            self._note_load(name, tokens)
+            self.note_load(name, tokens)
         return plan
 
     def landed(self, plan: LoadPlan, blocks: int) -> None:
         """Take in that the first `blocks` blocks of a plan are on the host."""
         self._books.cut_short += blocks < len(plan.block_ids)
-        for block_id in reversed(plan.block_ids[:blocks]):
-            self._host.put(block_id, self._block_tokens)
+        self._host.write(plan.block_ids[:blocks][::-1], self._block_tokens)
 
-    def note_host_load(
-        self, block_ids: tuple[int, ...], prefetched: dict[int, str]
-    ) -> dict[str, int]:
-        """Count a load from the host; return its tokens by the tier that they first came from."""
-        self._note_load("host", len(block_ids) * self._block_tokens)
-        by_tier = Counter(prefetched.get(block_id, "host") for block_id in block_ids)
-        return {name: blocks * self._block_tokens for name, blocks in by_tier.items()}
-
-    def _note_load(self, name: str, tokens: int) -> None:
+    def note_load(self, name: str, tokens: int) -> None:
+        """Count a load, and whether computing would have been faster."""
         self._books.loads[name] += 1
         self._books.slower_loads[name] += not self._choice(name, tokens).loads
 
@@ -347,10 +350,10 @@ class Hierarchy:
         return LoadChoice(load_s, tokens * self.spec.recompute_s_per_token)
 
 
-def _path(last: Block, depth: int) -> Iterable[Block]:
-    """Yield the blocks from `last` up to the one beyond `depth`."""
+def _path(last: Block) -> Iterable[Block]:
+    """Yield the blocks from `last` up to the first one of its prompt."""
     block = last
-    while block.depth > depth:
+    while block.depth:
         yield block
         assert block.parent is not None
         block = block.parent

@@ -26,6 +26,7 @@ from tonnage.sim.model.memory import max_concurrency
 from tonnage.sim.planning.load_search import LoadAxis
 from tonnage.sim.planning.verdict import Capacity
 from tonnage.sim.results import summary
+from tonnage.sim.results.cache import cache_figures
 from tonnage.sim.results.run import RunResult
 from tonnage.sim.results.timeline import Timeline
 from tonnage.sim.serving.policy import policy_for
@@ -298,6 +299,9 @@ def _figures(
         "requests": summary.request_counts(run.records),
         "wasted_tokens": summary.wasted_tokens(run.records),
     }
+    cache = cache_figures(run)
+    if cache:
+        figures["cache"] = cache
     if resident and point.concurrency is not None:
         figures["resident_requests"] = run.peak_requests
     if not resident:

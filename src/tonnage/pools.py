@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tonnage.handoff import End, Terms, handoff_of
+from tonnage.prefix_caches import cache_spec
 from tonnage.scenarios.schema import Scenario
 from tonnage.scenarios.schema_pools import PoolSection, Role
 from tonnage.sim.cost.step_time import StepPredictor
@@ -108,6 +109,7 @@ def _plan(scenario: Scenario, pool: BuiltPool, executor: StepPredictor) -> PoolP
         stages=spec.layout.pp,
         speculation=spec.speculation,
         seed=scenario.seed,
+        cache=cache_spec(scenario, spec, pool.model, pool.gpu, executor),
     )
     return PoolPlan(
         role=spec.role,

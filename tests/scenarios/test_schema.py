@@ -236,8 +236,10 @@ def test_a_mistake_names_file_field_and_mend(data: dict[str, Any], expected: str
             "least_requests, token_aware, power_of_two, cache_aware",
         ),
         ({"router": {"affinity": "session"}}, "use none"),
-        ({"cache": {"gpu": True}}, "use false"),
-        ({"cache": {"host": "100GB"}}, "only 0B is"),
+        ({"cache": {"gpu": "perhaps"}}, "not true or false"),
+        ({"cache": {"gpu": True, "nvme": "1TB"}}, "set host, such as 200GB"),
+        ({"cache": {"host": "100GB"}}, "cache.host: there is no prefix cache on the GPU"),
+        ({"engine": {"name": "vllm"}, "cache": {"policy": "lfu"}}, "cache.policy: vllm evicts"),
         ({"profile": "mine.json"}, "use one of auto, datasheet"),
     ],
 )

@@ -19,6 +19,8 @@ from tonnage.sim.domain import Request, Step
 from tonnage.sim.serving.plan import Outcome, Plan
 from tonnage.sim.serving.sequence import Sequence
 
+BLOCK_TOKENS = 4
+
 
 @dataclass(frozen=True)
 class Ask:
@@ -26,7 +28,8 @@ class Ask:
 
     `limit`: the output tokens that its client allows. `leaves`: the step during which the client
     gives it up. `kv`: the step during which its KV comes to a decode instance, if it has pages by
-    then; else that in which it is given them.
+    then; else that in which it is given them. `blocks`: a letter for what each of its first
+    blocks of four tokens holds.
     """
 
     name: str
@@ -36,6 +39,14 @@ class Ask:
     limit: int | None = None
     leaves: int | None = None
     kv: int = -1
+    blocks: str = ""
+
+    def request(self, number: int) -> Request:
+        """Return it as a request that is here from the beginning."""
+        prefixes = [self.blocks[: n + 1] for n in range(len(self.blocks))]
+        ids = tuple(int.from_bytes(prefix.encode(), "big") for prefix in prefixes)
+        tokens = self.input_tokens, self.output_tokens, self.limit
+        return Request(number, 0.0, *tokens, None, ids, BLOCK_TOKENS if ids else 0)
 
 
 def table(text: str) -> list[str]:
@@ -69,8 +80,7 @@ class _Rehearsal:
         self._names = [ask.name for ask in asks]
         self._asks = {ask.name: ask for ask in asks}
         self._sequences = {
-            ask.name: Sequence(Request(number, 0.0, ask.input_tokens, ask.output_tokens, ask.limit))
-            for number, ask in enumerate(asks)
+            ask.name: Sequence(ask.request(number)) for number, ask in enumerate(asks)
         }
         self._due: list[tuple[int, str, str]] = []  # (during step, what, name)
         for ask in asks:

@@ -49,6 +49,7 @@ def steps(query_tokens: int) -> list[Step]:
     return [
         Step(contexts, int(contexts.sum()), (), query_tokens=query_tokens),
         Step(none, 0, (PromptChunk(2048, 0),), query_tokens=query_tokens),
+        Step(none, 0, (PromptChunk(7, 9000), PromptChunk(900, 0)), query_tokens=query_tokens),
         Step(contexts, int(contexts.sum()), (PromptChunk(512, 512),), query_tokens=query_tokens),
     ]
 

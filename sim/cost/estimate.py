@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from tonnage.sim.domain import FloatArray
 
@@ -26,3 +26,13 @@ class Estimate:
     source: Source
     inside: bool
     roofline_s: float | FloatArray
+
+
+class OperatorCurve(Protocol):
+    """One operator of fixed sizes over one variable: rows, tokens or bytes."""
+
+    def at(self, point: float, /) -> float:
+        """Return the seconds, and nothing else: this is asked at every step."""
+
+    def estimate(self, point: float, /) -> Estimate:
+        """Return the same with all that is known about it."""

@@ -15,10 +15,12 @@ import numpy as np
 
 from tonnage.sim.cost.attention import limited_reads
 from tonnage.sim.cost.collectives import context_parallel_token_s, pipeline_row_s
+from tonnage.sim.cost.estimate import OperatorCurve
 from tonnage.sim.cost.fused import FusedProduct, fused_products
 from tonnage.sim.cost.measured_attention import layer_attentions
 from tonnage.sim.cost.operator_models import OperatorModels
 from tonnage.sim.cost.operator_times import OperatorTime, total_s
+from tonnage.sim.cost.row_terms import RowTerm, RowTerms
 from tonnage.sim.cost.step_time import Decoding, Rows, StepExecutor
 from tonnage.sim.domain import (
     DenseMlp,
@@ -36,6 +38,7 @@ from tonnage.sim.model.layout import mlp_ways
 
 _ACTIVATION_BYTES = 2  # BF16
 _LATENT_PRODUCT = "kv_b_proj"
+_TOKENS, _RANK, _GATHERED, _RANK_OUTPUTS, _GATHERED_OUTPUTS = range(5)  # places in `Rows`
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,9 @@ class MeasuredExecutor(StepExecutor):
         self._small_kernels = self._small_kernels_per_pass(model)
         self._pipeline_row_s = pipeline_row_s(model, layout, gpu)
         self._context_token_s = context_parallel_token_s(model, layout, gpu)
-        self._products_s = lru_cache(maxsize=65536)(self._product_times_s)
+        self._terms = lru_cache(maxsize=2)(self._row_terms)  # of passes that are seen
+        self._prefix_curves = self._curves_of_prefix()
+        self._products_s = lru_cache(maxsize=65536)(self._row_times_s)
 
     # --- what a step asks -----------------------------------------------------------------------
 
@@ -105,12 +110,19 @@ class MeasuredExecutor(StepExecutor):
         """Return the time of all that depends on rows alone."""
         return self._products_s(rows)
 
-    def _product_times_s(self, rows: Rows) -> float:
-        return total_s(self.product_times(rows))
+    def _row_times_s(self, rows: Rows) -> float:
+        """Return the sum of `product_times`, for what is asked at every step."""
+        return self._terms(rows.in_graph).seconds(rows) + total_s(self._small_times(rows))
 
     def prefill_s(self, chunks: Sequence[PromptChunk]) -> float:
         """Return the time of the attention of prompt chunks on one rank."""
-        return total_s(self.prefill_times(chunks)) if chunks else 0.0
+        if not chunks:
+            return 0.0
+        seconds = sum(attention.prefill_s(chunks) for attention in self._attentions)
+        past_tokens = sum(chunk.past_tokens for chunk in chunks)
+        if past_tokens:
+            seconds += sum(count * curve.at(past_tokens) for curve, count in self._prefix_curves)
+        return seconds
 
     def decode_s(self, decoding: Decoding, ramp: FloatArray) -> FloatArray:
         """Return the time of one rank's attention in the steps of `ramp`."""
@@ -147,15 +159,7 @@ class MeasuredExecutor(StepExecutor):
 
     def product_times(self, rows: Rows) -> Iterator[OperatorTime]:
         """Yield what depends on rows alone: products, experts, collectives, small kernels."""
-        routed = list(self._routed_times(rows))
-        for product, count in self._products:
-            time = self._product_time(product, count, rows)
-            beside = self._assumptions.shared_expert_beside and rows.in_graph
-            if product.role is Role.SHARED_EXPERT and beside:
-                time = time.beside(total_s(routed))
-            yield time
-        yield from routed
-        yield from self._collective_times(rows)
+        yield from self._terms(rows.in_graph).times(rows)
         yield from self._small_times(rows)
 
     def prefill_times(self, chunks: Sequence[PromptChunk]) -> Iterator[OperatorTime]:
@@ -163,56 +167,65 @@ class MeasuredExecutor(StepExecutor):
         for attention in self._attentions if chunks else ():
             yield attention.prefill_time(chunks)
         past_tokens = sum(chunk.past_tokens for chunk in chunks)
+        for curve, count in self._prefix_curves if past_tokens else ():
+            estimate = curve.estimate(past_tokens)
+            yield OperatorTime.of("attention.kv_b_proj_of_prefix", estimate, count)
+
+    def _curves_of_prefix(self) -> list[tuple[OperatorCurve, int]]:
+        """Return the product that a cached prefix goes through again, and how often."""
+        return [
+            (self._models.gemm.curve(one.format, one.out_features, one.in_features), count)
+            for one, count in self._products
+            if one.name == _LATENT_PRODUCT
+        ]
+
+    # --- what depends on rows alone -------------------------------------------------------------
+
+    def _row_terms(self, in_graph: bool) -> RowTerms:
+        """Return the operators of a pass that is a captured one, or is not."""
+        beside: list[RowTerm] = []
+        others: list[RowTerm] = []
         for product, count in self._products:
-            if product.name == _LATENT_PRODUCT and past_tokens:  # the prefix is multiplied out too
-                estimate = self._models.gemm.seconds(
-                    product.format, past_tokens, product.out_features, product.in_features
-                )
-                yield OperatorTime.of("attention.kv_b_proj_of_prefix", estimate, count)
+            term = self._product_term(product, count, in_graph)
+            is_beside = self._assumptions.shared_expert_beside and in_graph
+            is_beside = is_beside and product.role is Role.SHARED_EXPERT
+            (beside if is_beside else others).append(term)
+        others += self._collective_terms(in_graph)
+        return RowTerms(tuple(self._routed_terms()), tuple(beside), tuple(others))
 
-    def _product_time(self, product: FusedProduct, count: int, rows: Rows) -> OperatorTime:
-        if product.name == _LATENT_PRODUCT and rows.in_graph:  # absorbed into batched products
-            estimate = self._models.mla_bmm.seconds(self._latent_heads, rows.rank, product.format)
-            return OperatorTime.of("attention.absorbed_kv_b", estimate, count)
+    def _product_term(self, product: FusedProduct, count: int, in_graph: bool) -> RowTerm:
+        if product.name == _LATENT_PRODUCT and in_graph:  # absorbed into batched products
+            absorbed = self._models.mla_bmm.curve(self._latent_heads, product.format)
+            return RowTerm("attention.absorbed_kv_b", absorbed, count, _RANK)
         if product.role in (Role.HEAD, Role.EMBEDDING):
-            number = rows.gathered_outputs if product.gathered else rows.rank_outputs
+            rows = _GATHERED_OUTPUTS if product.gathered else _RANK_OUTPUTS
         else:
-            number = rows.gathered if product.gathered else rows.rank
-        estimate = self._models.gemm.seconds(
-            product.format, max(number, 1.0), product.out_features, product.in_features
-        )
-        name = f"{product.role.value}.{product.name}"
-        return OperatorTime.of(name, estimate, count)
+            rows = _GATHERED if product.gathered else _RANK
+        curve = self._models.gemm.curve(product.format, product.out_features, product.in_features)
+        return RowTerm(f"{product.role.value}.{product.name}", curve, count, rows)
 
-    def _routed_times(self, rows: Rows) -> Iterator[OperatorTime]:
+    def _routed_terms(self) -> Iterator[RowTerm]:
+        ep = self.layout.ep
         for mlp, weight_format, count in self._moe:
-            estimate = self._models.moe.seconds(
-                weight_format,
-                max(rows.tokens, 1),
-                self._hidden_size,
-                mlp.intermediate_size,
-                mlp.experts,
-                mlp.top_k,
-                self.layout.tp // self.layout.ep,
-                self.layout.ep,
-                self._assumptions.routing,
-            )
-            yield OperatorTime.of("routed_experts", estimate, count)
+            width, experts, top_k = mlp.intermediate_size, mlp.experts, mlp.top_k
+            sizes = (self._hidden_size, width, experts, top_k, self.layout.tp // ep, ep)
+            curve = self._models.moe.curve(weight_format, sizes, self._assumptions.routing)
+            yield RowTerm("routed_experts", curve, count, _TOKENS)
 
-    def _collective_times(self, rows: Rows) -> Iterator[OperatorTime]:
+    def _collective_terms(self, in_graph: bool) -> Iterator[RowTerm]:
+        row_bytes = float(self._hidden_size * _ACTIVATION_BYTES)
         for ways, gathered, count in self._reduces:
-            number = rows.gathered if gathered else rows.rank
-            message_bytes = max(number, 1.0) * self._hidden_size * _ACTIVATION_BYTES
-            estimate = self._models.comm.all_reduce(ways, message_bytes, in_graph=rows.in_graph)
-            yield OperatorTime.of("all_reduce", estimate, count)
+            curve = self._models.comm.all_reduce_curve(ways, in_graph=in_graph)
+            rows = _GATHERED if gathered else _RANK
+            yield RowTerm("all_reduce", curve, count, rows, row_bytes)
+
+    def _small_times(self, rows: Rows) -> Iterator[OperatorTime]:
+        facts = self._assumptions
         sent_s = self._pipeline_row_s * rows.rank
         if rows.in_graph:  # what prefill gathers for context parallelism is not modelled
             sent_s += self._context_token_s * rows.rank
         if sent_s:
             yield OperatorTime.assumed("pipeline_and_context_links", sent_s)
-
-    def _small_times(self, rows: Rows) -> Iterator[OperatorTime]:
-        facts = self._assumptions
         row_bytes = 4.0 * self._hidden_size * _ACTIVATION_BYTES
         moved_s = rows.rank * row_bytes / self._gpu.memory_bandwidth_bytes_per_s
         each_s = max(facts.small_kernel_s, moved_s / facts.small_kernel_efficiency)

@@ -60,14 +60,20 @@ class LayerAttention:
 
     def decode_s(self, batch: int, contexts: FloatArray, query_tokens: int) -> FloatArray:
         """Return the seconds of all layers at mean contexts `[steps]`."""
-        seconds = self._decode(batch, contexts).seconds
-        return np.asarray(seconds) * (self.layers * self._query_factor(query_tokens))
+        curve = self.models.decode.curve(self.shape, batch)
+        seconds = curve.seconds_at(contexts / self.context_ranks)
+        return seconds * (self.layers * self._query_factor(query_tokens))
 
     def decode_time(self, batch: int, context_tokens: float, query_tokens: int) -> OperatorTime:
         """Return all layers at one context, with provenance."""
         factor = self.layers * self._query_factor(query_tokens)
         estimate = self._decode(batch, np.array([context_tokens]))
         return OperatorTime.of(f"decode_{self.name}", _single(estimate), factor)
+
+    def prefill_s(self, chunks: Sequence[PromptChunk]) -> float:
+        """Return the seconds of all layers for the prompt chunks of one step."""
+        pairs = tuple((chunk.new_tokens, chunk.past_tokens) for chunk in chunks)
+        return self.layers * self.models.prefill.chunks_s(self.shape, pairs)
 
     def prefill_time(self, chunks: Sequence[PromptChunk]) -> OperatorTime:
         """Return all layers for the prompt chunks of one step, with provenance."""
@@ -105,6 +111,10 @@ class LayerStates:
         """Return all layers, with provenance; several queries go through one after the other."""
         estimate = self.models.linear.decode(self.kind, self.heads, batch)
         return OperatorTime.of(f"decode_{self.name}", _single(estimate), self.layers * query_tokens)
+
+    def prefill_s(self, chunks: Sequence[PromptChunk]) -> float:
+        """Return the seconds of all layers for prompt chunks of about one length."""
+        return self.prefill_time(chunks).seconds
 
     def prefill_time(self, chunks: Sequence[PromptChunk]) -> OperatorTime:
         """Return all layers for prompt chunks of about one length, with provenance."""

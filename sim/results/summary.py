@@ -185,26 +185,3 @@ def _within(records: Records, objective: Objective) -> NDArray[np.bool_]:
         values_s = np.nan_to_num(records.tpot_s())  # one token only: no further one to be late
     within: NDArray[np.bool_] = records.served() & (values_s <= objective.limit_s)
     return within
-
-
-def cost(
-    gpu_hour_usd: float, gpus: int, decode_gpus: int, figures: dict[str, float | None]
-) -> dict[str, float]:
-    """Return the fleet's price per hour and per million output tokens.
-
-    All of the fleet's cost is charged to output tokens; the decode pool's own figure divides its
-    GPUs alone by its steady rate.
-    """
-    usd_per_hour = gpu_hour_usd * gpus
-    result = {"usd_per_hour": usd_per_hour}
-    rates = {
-        "usd_per_million_output_tokens": (usd_per_hour, figures.get("output_tokens_per_s")),
-        "decode_pool_usd_per_million_output_tokens": (
-            gpu_hour_usd * decode_gpus,
-            figures.get("decode_output_tokens_per_s"),
-        ),
-    }
-    for name, (price, per_s) in rates.items():
-        if per_s:
-            result[name] = price / 3600 / per_s * 1e6
-    return result

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tonnage.sim.cost.estimate import Estimate, Source
+from tonnage.sim.cost.estimate import Estimate, OperatorCurve, Source
 from tonnage.sim.cost.models.grid import Grid, LogCurve, grid_from_columns, refined
 from tonnage.sim.domain import FloatArray, GpuSpec
 
@@ -102,6 +102,9 @@ class _Curve:
     is_measured: bool
     roofline_byte_s: float
 
+    def at(self, message_bytes: float) -> float:
+        return self.seconds.at(message_bytes)
+
     def estimate(self, message_bytes: float | FloatArray) -> Estimate:
         if isinstance(message_bytes, np.ndarray):
             seconds: float | FloatArray = self.seconds.at_each(message_bytes)
@@ -168,6 +171,10 @@ class CommModel:
         """Return the seconds of the engine's own all-reduce, captured or launched eagerly."""
         return self._estimate("all_reduce", gpus, message_bytes, in_graph)
 
+    def all_reduce_curve(self, gpus: int, *, in_graph: bool) -> OperatorCurve:
+        """Return the all-reduce of two GPUs or more over the bytes of its message; made once."""
+        return self._curve("all_reduce", gpus, in_graph)
+
     def all_gather(self, gpus: int, message_bytes: float | FloatArray) -> Estimate:
         """Return the seconds of NCCL's all-gather of a message in all."""
         return self._estimate("all_gather", gpus, message_bytes, False)
@@ -201,10 +208,13 @@ class CommModel:
         if gpus == 1:
             nothing = 0.0 * message_bytes
             return Estimate(nothing, 1.0, 1.0, "datasheet", True, nothing)
+        return self._curve(op, gpus, in_graph).estimate(message_bytes)
+
+    def _curve(self, op: str, gpus: int, in_graph: bool) -> _Curve:
         key = (op, gpus, in_graph)
         if key not in self._curves:
             self._curves[key] = self._new_curve(op, gpus, in_graph)
-        return self._curves[key].estimate(message_bytes)
+        return self._curves[key]
 
     def _new_curve(self, op: str, gpus: int, in_graph: bool) -> _Curve:
         byte_s = self._datasheet_byte_s(op, gpus)

@@ -57,6 +57,10 @@ class DecodeCurve:
     content: Content
     framework: str
 
+    def seconds_at(self, context_tokens: FloatArray) -> FloatArray:
+        """Return the seconds at some contexts, and nothing else: this is asked at every step."""
+        return np.interp(context_tokens, self.context_tokens, self.seconds)
+
     def at(self, context_tokens: ArrayLike) -> Estimate:
         """Return the estimate at one or several contexts."""
         context = np.asarray(context_tokens, dtype=np.float64)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tonnage.sim.cost.estimate import Estimate, Source
+from tonnage.sim.cost.estimate import Estimate, OperatorCurve, Source
 from tonnage.sim.cost.models.grid import Grid, LogCurve, grid_from_columns, refined
 from tonnage.sim.domain import FloatArray, GpuSpec
 from tonnage.sim.model.formats import compute_format, number_format
@@ -112,6 +112,9 @@ class _Curve:
     is_shape_inside: bool
     roofline: tuple[float, float, float]  # seconds of the weights, of a row's bytes, of its FLOP
 
+    def at(self, m: float) -> float:
+        return self.seconds.at(m)
+
     def estimate(self, m: float) -> Estimate:
         inside = self.is_shape_inside and m <= self.most_rows
         low, high = self.inside_interval if inside else self.outside_interval
@@ -127,6 +130,26 @@ class _Curve:
         return Estimate(self.seconds.at_each(m), low, high, self.source, inside, roofline_s)
 
 
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """The datasheet's roofline of one weight matrix, of whose format nothing was measured."""
+
+    roofline: tuple[float, float, float]
+
+    def at(self, m: float) -> float:
+        weights_s, row_s, row_flop_s = self.roofline
+        return max(weights_s + m * row_s, m * row_flop_s)
+
+    def estimate(self, m: float) -> Estimate:
+        bound_s = self.at(m)
+        return Estimate(bound_s, *_DATASHEET_INTERVAL, "datasheet", False, bound_s)
+
+    def estimates(self, m: FloatArray) -> Estimate:
+        weights_s, row_s, row_flop_s = self.roofline
+        bound_s = np.maximum(weights_s + m * row_s, m * row_flop_s)
+        return Estimate(bound_s, *_DATASHEET_INTERVAL, "datasheet", False, bound_s)
+
+
 class GemmModel:
     """Predict dense products of one rank; a weight matrix's curve is kept, so asking is cheap.
 
@@ -140,7 +163,7 @@ class GemmModel:
         self._tables = dict(tables)
         self._fitted = fitted
         self._rates = rates
-        self._curves: dict[tuple[str, int, int], _Curve | None] = {}
+        self._curves: dict[tuple[str, int, int], _Curve | _Bound] = {}
 
     @classmethod
     def from_tables(
@@ -170,20 +193,21 @@ class GemmModel:
         Fewer rows than one cost as much as one: the kernel is launched all the same.
         """
         curve = self._curve(weight_format, n, k)
-        if curve is not None:
-            return curve.estimates(m) if isinstance(m, np.ndarray) else curve.estimate(m)
-        weights_s, row_s, row_flop_s = self._roofline(weight_format, n, k)
-        bound = np.maximum(weights_s + np.asarray(m) * row_s, np.asarray(m) * row_flop_s)
-        bound_s = bound if isinstance(m, np.ndarray) else float(bound)
-        return Estimate(bound_s, *_DATASHEET_INTERVAL, "datasheet", False, bound_s)
+        return curve.estimates(m) if isinstance(m, np.ndarray) else curve.estimate(m)
 
-    def _curve(self, weight_format: str, n: int, k: int) -> _Curve | None:
+    def curve(self, weight_format: str, n: int, k: int) -> OperatorCurve:
+        """Return weights `[n, k]` over rows, of which there is at least one; made once."""
+        return self._curve(weight_format, n, k)
+
+    def _curve(self, weight_format: str, n: int, k: int) -> _Curve | _Bound:
         key = (weight_format, n, k)
         if key not in self._curves:
             own = self._tables.get(weight_format)
             table = own or self._scaled_table(weight_format)
             self._curves[key] = (
-                self._new_curve(table, n, k, is_scaled=own is None) if table is not None else None
+                _Bound(self._roofline(weight_format, n, k))
+                if table is None
+                else self._new_curve(table, n, k, is_scaled=own is None)
             )
         return self._curves[key]
 

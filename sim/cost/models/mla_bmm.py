@@ -7,12 +7,13 @@ rank. Prefill in the decompressed form has a dense product instead (kv_b_proj).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tonnage.sim.cost.estimate import Estimate, Source
+from tonnage.sim.cost.estimate import Estimate, OperatorCurve, Source
 from tonnage.sim.cost.models.attention import LATENT_DIM, Rates
 from tonnage.sim.cost.models.grid import Grid, monotone
 from tonnage.sim.domain import FloatArray
@@ -50,6 +51,10 @@ class MlaBmmModel:
         source: Source = "imported" if known == weight_format else "scaled"
         return Estimate(seconds, float(low), float(high), source, is_inside, roofline)
 
+    def curve(self, heads: int, weight_format: str) -> OperatorCurve:
+        """Return both products of one rank's heads over rows."""
+        return _Curve(self, heads, weight_format)
+
     def _residuals(self, weight_format: str, rows: pd.DataFrame) -> Grid:
         heads, row_of = np.unique(rows["heads"].to_numpy(np.float64), return_inverse=True)
         tokens, column_of = np.unique(rows["tokens"].to_numpy(np.float64), return_inverse=True)
@@ -70,3 +75,18 @@ class MlaBmmModel:
                 moved / self._rates.memory_bandwidth_bytes_per_s, 2.0 * tokens * weights / peak
             )
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """Both products of so many heads; asked for few numbers of rows, those of captured passes."""
+
+    model: MlaBmmModel
+    heads: int
+    weight_format: str
+
+    def at(self, rows: float) -> float:
+        return float(self.estimate(rows).seconds)
+
+    def estimate(self, rows: float) -> Estimate:
+        return self.model.seconds(self.heads, rows, self.weight_format)

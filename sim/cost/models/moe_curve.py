@@ -33,6 +33,13 @@ class MoeCurve:
     source: Source
     is_inside: bool
 
+    def at(self, tokens: float) -> float:
+        where = log(max(tokens, 1.0))
+        logs, points = self.log_seconds, self.log_tokens
+        high = min(bisect_right(points, where), len(points) - 1)
+        share = (where - points[high - 1]) / (points[high] - points[high - 1])
+        return exp(logs[high - 1] + share * (logs[high] - logs[high - 1]))
+
     def estimate(self, tokens: float) -> Estimate:
         where = log(max(tokens, 1.0))
         high = min(bisect_right(self.log_tokens, where), len(self.log_tokens) - 1)

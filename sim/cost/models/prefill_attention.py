@@ -7,9 +7,11 @@ Sparse layers are a module of their own (sparse_attention.py).
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from tonnage.sim.cost.models.attention import (
     monotone_surface,
 )
 from tonnage.sim.cost.models.attention_table import Grids, MeasuredGrid, form_key, intervals_of
+from tonnage.sim.cost.models.grid import LogCurve
 from tonnage.sim.cost.models.neighbours import Regime, StandIns, stand_ins
 from tonnage.sim.cost.models.sparse_attention import SparseCall, SparsePrefill
 from tonnage.sim.domain import FloatArray
@@ -40,6 +43,8 @@ _ACTIVATION_BYTES = 2
 _MOST_TOKENS = 2.0**21
 _MOST_BATCH = 1024.0
 _BATCHES: FloatArray = np.exp2(np.arange(0.0, 11.0))
+Chunks = tuple[tuple[int, int], ...]  # (new, past) tokens
+
 _STEPS_PER_KNOT = 4  # between two knots the form bends; so many points follow it
 
 
@@ -87,6 +92,24 @@ def prefill_work(
     )
 
 
+def equal_chunk(chunks: Chunks, limit: int | None) -> tuple[float, float]:
+    """Return (new, past) tokens of equal chunks that have as many pairs as unequal ones.
+
+    Behind the mean past, ``new past + new (new + 1) / 2`` is the mean of the pairs; with a limit
+    they are taken without a past. Plain numbers, as it is asked of every prefill step.
+    """
+    number = len(chunks)
+    if limit is not None:
+        new, past = np.asarray(chunks, dtype=np.float64).T
+        return float(tokens_of_pairs(pairs_per_sequence(new, past, limit).mean(), limit)), 0.0
+    if number == 1:
+        return float(chunks[0][0]), float(chunks[0][1])
+    pairs = sum(new * past + new * (new + 1) / 2 for new, past in chunks) / number
+    mean_past = sum(past for _, past in chunks) / number
+    half = mean_past + 0.5
+    return sqrt(half * half + 2.0 * pairs) - half, mean_past
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Surface:
     """Seconds of one shape `[batches, tokens]` without a past, rising along both."""
@@ -114,6 +137,7 @@ class PrefillAttentionModel:
         self._intervals = fitted.get("intervals", {})
         self._roofline = datasheet_form(rates)
         self._surface = lru_cache(maxsize=512)(self._make_surface)
+        self._curves = lru_cache(maxsize=512)(self._make_curves)
 
     def content(self, shape: AttentionShape) -> Content:
         """Return what the rows behind a shape cover: the kernel alone, or the whole module."""
@@ -155,23 +179,37 @@ class PrefillAttentionModel:
         roofline = self._roofline.seconds(prefill_work(shape, batch, new, past))
         return Estimate(seconds, low, high, source, is_measured, roofline)
 
-    def chunks(self, shape: AttentionShape, chunks: tuple[tuple[int, int], ...]) -> Estimate:
+    def chunks(self, shape: AttentionShape, chunks: Chunks) -> Estimate:
         """Return the estimate of one call over chunks of (new, past) tokens.
 
         Unequal chunks are taken as equal ones with as many pairs in all.
         """
-        new, past = np.asarray(chunks, dtype=np.float64).T
         if self._is_sparse(shape):
+            new, past = np.asarray(chunks, dtype=np.float64).T
             work = prefill_work(shape, len(chunks), new.mean(), past.mean())
             return self._sparse_estimate(shape, SparseCall.of(new, past), work)
-        pairs = pairs_per_sequence(new, past, shape.limit_tokens).mean()
-        mean_past = past.mean()
-        # Equal chunks behind the mean past: new x past + new (new + 1) / 2 = the mean of the pairs.
-        if shape.limit_tokens is None:
-            half = mean_past + 0.5
-            equal = float(np.sqrt(half * half + 2.0 * pairs) - half)
-            return self.seconds(shape, equal, mean_past, len(chunks))
-        return self.seconds(shape, tokens_of_pairs(pairs, shape.limit_tokens), 0.0, len(chunks))
+        equal_new, equal_past = equal_chunk(chunks, shape.limit_tokens)
+        return self.seconds(shape, equal_new, equal_past, len(chunks))
+
+    def chunks_s(self, shape: AttentionShape, chunks: Chunks) -> float:
+        """Return the seconds of `chunks`, and nothing else: this is asked at every step."""
+        if self._is_sparse(shape):
+            new, past = np.asarray(chunks, dtype=np.float64).T
+            found = self._sparse.seconds(shape, SparseCall.of(new, past))[0]
+            return float(np.asarray(found).ravel()[0])
+        new_tokens, past_tokens = equal_chunk(chunks, shape.limit_tokens)
+        return self._curves(shape).seconds(len(chunks), new_tokens, past_tokens)
+
+    def _make_curves(self, shape: AttentionShape) -> _Curves:
+        surface = self._surface(shape)
+        limit, form = shape.limit_tokens, surface.form
+        return _Curves(
+            surface.batches.tolist(),
+            [LogCurve.of(surface.tokens, np.log(seconds)) for seconds in surface.seconds],
+            limit,
+            form.launch_s,
+            0.0 if limit is not None else kv_bytes_per_token(shape) / form.bytes_per_s,
+        )
 
     # --- sparse modules -------------------------------------------------------------------------
 
@@ -244,6 +282,33 @@ class PrefillAttentionModel:
         residual = grid.residuals(form, prefill_work).at(_BATCHES[:, None], tokens)
         work = prefill_work(shape, _BATCHES[:, None], tokens)
         return np.asarray(form.seconds(work) * np.exp(residual))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Curves:
+    """A surface as curves, one per batch, for one call at a time."""
+
+    batches: list[float]
+    by_batch: list[LogCurve]
+    limit: int | None
+    launch_s: float
+    token_read_s: float
+
+    def seconds(self, batch: int, new_tokens: float, past_tokens: float) -> float:
+        """Return what `PrefillAttentionModel.seconds` does."""
+        tokens = new_tokens
+        if past_tokens:
+            pairs = pairs_per_sequence(new_tokens, past_tokens, self.limit)
+            tokens = float(tokens_of_pairs(pairs, self.limit))
+        knots = self.batches
+        index = min(max(bisect_right(knots, batch) - 1, 0), len(knots) - 2)
+        share = min(max((batch - knots[index]) / (knots[index + 1] - knots[index]), 0.0), 1.0)
+        seconds = self.by_batch[index].at(tokens)
+        if share:
+            seconds += share * (self.by_batch[index + 1].at(tokens) - seconds)
+        seconds *= max(1.0, batch / knots[-1])
+        reading_s = self.launch_s + batch * (new_tokens + past_tokens) * self.token_read_s
+        return max(seconds, reading_s)
 
 
 def _refined(knots: FloatArray) -> FloatArray:

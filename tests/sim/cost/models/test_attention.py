@@ -317,6 +317,21 @@ def test_equal_chunks_are_a_batch_and_unequal_ones_have_their_pairs() -> None:
 
 # --- sparse modules in prefill ------------------------------------------------------------------
 
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9000), st.integers(0, 40000)), min_size=1, max_size=40),
+    st.sampled_from([None, 512]),
+)
+@settings(max_examples=60, deadline=None)
+def test_what_steps_ask_for_is_what_is_explained(
+    chunks: list[tuple[int, int]], window: int | None
+) -> None:
+    shape = replace(GQA, window_tokens=window)
+    model = prefill_model(shape)
+    explained = float(np.asarray(model.chunks(shape, tuple(chunks)).seconds))
+    assert model.chunks_s(shape, tuple(chunks)) == pytest.approx(explained, rel=1e-12)
+
+
 SPARSE = SparsePrefillForm(1e-4, 6e-7, 1e-8, 1e-11, 1e-9)
 
 
@@ -351,6 +366,12 @@ def test_short_sequences_take_the_dense_path_and_are_marked() -> None:
     short, long = model.seconds(FULL, 1024), model.seconds(FULL, 1024, 1025)
     assert float(short.seconds) < float(long.seconds)
     assert not short.inside
+
+
+def test_what_steps_ask_of_sparse_chunks_is_what_is_explained() -> None:
+    chunks = ((700, 0), (30, 5000), (4096, 4096))
+    explained = float(np.asarray(sparse_model().chunks(FULL, chunks).seconds).ravel()[0])
+    assert sparse_model().chunks_s(FULL, chunks) == explained
 
 
 def test_sparse_chunks_of_one_call_share_its_launch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from heapq import heappop, heappush, heapreplace
 from typing import Any
 
@@ -11,6 +12,8 @@ import simpy
 
 from tonnage.sim.engine.clock import TICK_S, Clock, StepEnd, call_at, on_grid
 from tonnage.sim.serving.fair_share import Demand, max_min_rates
+
+_Ports = tuple[tuple[int, float], ...]  # (port, bytes that pass it per byte sent)
 
 _AFTER_ALL_STEPS = 2**40  # a turn that comes after those of all instances
 
@@ -57,7 +60,7 @@ class _Path:
 
     __slots__ = ("flows", "ports", "rate_bytes_per_s", "served_bytes", "since_s")
 
-    def __init__(self, ports: tuple[tuple[int, float], ...]) -> None:
+    def __init__(self, ports: _Ports) -> None:
         self.ports = ports
         self.flows: list[tuple[float, int, Flow]] = []  # heap by target
         self.served_bytes = 0.0  # to each flow, until `since_s`
@@ -125,7 +128,8 @@ class Network:
             ]
             for sender in range(senders)
         ]
-        self._busy: dict[tuple[tuple[int, float], ...], _Path] = {}
+        self._busy: dict[_Ports, _Path] = {}
+        self._rates = lru_cache(maxsize=4096)(self._shared_rates)  # few flows, few ways to mix
         self._entering: list[tuple[Flow, float]] = []
         self._flows = 0
         self._settles = False  # at the end of this instant
@@ -174,10 +178,8 @@ class Network:
             self._busy[path.ports] = path
         self._entering.clear()
         busy = [self._busy[ports] for ports in sorted(self._busy)]
-        demands = [Demand(len(path.flows), path.ports, self._most_bytes_per_s) for path in busy]
-        for path, rate in zip(
-            busy, max_min_rates(demands, self._capacity_bytes_per_s), strict=True
-        ):
+        rates = self._rates(tuple([(len(path.flows), path.ports) for path in busy]))
+        for path, rate in zip(busy, rates, strict=True):
             if rate != path.rate_bytes_per_s:
                 path.catch_up(now_s)
                 path.rate_bytes_per_s = rate
@@ -185,6 +187,11 @@ class Network:
         if due_s is not None and due_s != self._due_s:
             call_at(self._env, due_s, self._arrive, due_s)
         self._due_s = due_s
+
+    def _shared_rates(self, flows: tuple[tuple[int, _Ports], ...]) -> list[float]:
+        """Return the rate of each flow of so many between these ports."""
+        demands = [Demand(number, ports, self._most_bytes_per_s) for number, ports in flows]
+        return max_min_rates(demands, self._capacity_bytes_per_s)
 
     def _arrive(self, due_s: Any) -> None:
         """End the flows that are through now, unless it has turned out to be another instant."""

@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy.integrate import quad
 from scipy.special import bdtr, ndtr, pdtr
 
 from tonnage.sim.domain import FloatArray, MoeMlp
@@ -71,6 +70,8 @@ def _excess_table(ranks: int) -> tuple[FloatArray, float]:
 
 
 def _normal_maximum(count: int) -> float:
+    from scipy.integrate import quad  # slow to import, and few layouts need it
+
     def integrand(value: float) -> Any:
         return 1.0 - ndtr(value) ** count - ndtr(-value) ** count
 

@@ -6,7 +6,6 @@ from functools import lru_cache
 from math import ceil
 
 import numpy as np
-from scipy.optimize import brentq
 
 from tonnage.sim.domain import BadInputError, FloatArray
 
@@ -32,6 +31,8 @@ def accept_probabilities(accept_length: float, draft_tokens: int) -> tuple[float
     if accept_length == most:
         probability = 1.0
     else:
+        from scipy.optimize import brentq  # it takes longer than all else to import
+
         # The sum of powers is the formula above without its pole at p = 1.
         probability = brentq(lambda p: float(np.sum(p**exponents)) - accept_length, 0.0, 1.0)
     reached = probability ** exponents.astype(np.float64)  # P(at least 1, 2, ... tokens)

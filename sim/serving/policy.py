@@ -1,8 +1,9 @@
 """How each serving engine schedules, per version, as data.
 
 Sources: SGLang 0.5.23 `srt/managers/scheduler.py`, `schedule_policy.py` (admission),
-`schedule_batch.py` (retraction) and `srt/disaggregation/decode.py` (pre-allocation); vLLM 0.19
-`v1/core/sched/scheduler.py` and `async_scheduler.py`.
+`schedule_batch.py` (retraction), `srt/server_args.py` (attention-DP) and
+`srt/disaggregation/decode.py` (pre-allocation); vLLM 0.19 `v1/core/sched/scheduler.py` and
+`async_scheduler.py`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Policy:
     - `reserved_decode_tokens`: a decode pool leaves room for so many tokens per request it holds.
       `allocates_before_prefill`: a decode pool gives its pages before the prompt is computed.
       `backs_up`: a decode pool keeps the KV of a retracted request in host memory.
+    - `rank_choice`: which attention-DP rank a request goes to. `splits_chunks`: the prompt tokens
+      of a step are those of all ranks together. `rank_caution`: times the ratio, under several.
     """
 
     name: str = "plain"
@@ -57,6 +60,19 @@ class Policy:
     allocates_before_prefill: bool = False
     backs_up: bool = False
     rank_choice: Literal["round_robin", "least_requests"] = "round_robin"
+    splits_chunks: bool = False
+    rank_caution: float = 1.0
+
+    def for_ranks(self, ranks: int) -> Policy:
+        """Return the rules of each of so many attention-DP ranks."""
+        if ranks == 1:
+            return self
+        start, least = (ratio * self.rank_caution for ratio in (self.ratio_start, self.ratio_least))
+        return replace(self, ratio_start=start, ratio_least=least)
+
+    def rank_chunk_tokens(self, chunk_tokens: int, ranks: int) -> int:
+        """Return the most prompt tokens of one rank's step."""
+        return max(chunk_tokens // ranks, 1) if self.splits_chunks else chunk_tokens
 
 
 PLAIN = Policy()
@@ -74,6 +90,8 @@ SGLANG = Policy(
     reserved_decode_tokens=512,
     allocates_before_prefill=True,
     backs_up=True,
+    splits_chunks=True,
+    rank_caution=0.3,
 )
 VLLM_SYNC = Policy(name="vllm 0.11", mixed=True, keeps="all", rank_choice="least_requests")
 VLLM = replace(VLLM_SYNC, name="vllm 0.19", lag_steps=1)  # async scheduling is its default

@@ -25,7 +25,7 @@ from tonnage.sim.model.memory import PoolMemory, pool_memory
 from tonnage.sim.model.requantise import with_weights
 from tonnage.sim.results.run import RunResult
 from tonnage.sim.serving.build import SchedulerSpec
-from tonnage.sim.serving.policy import policy_for
+from tonnage.sim.serving.policy import Policy, policy_for
 from tonnage.sim.serving.scheduler import Limits
 from tonnage.step_times import StepTimes, step_times
 
@@ -81,6 +81,11 @@ def _built_pool(
     return BuiltPool(spec, loaded, gpu, fitted)
 
 
+def token_role(pools: dict[Role, BuiltPool]) -> Role:
+    """Return the pool that holds requests while they generate."""
+    return "serve" if "serve" in pools else "decode"
+
+
 def deployment_of(
     scenario: Scenario, pools: dict[Role, BuiltPool], times: dict[Role, StepTimes]
 ) -> Deployment:
@@ -99,11 +104,12 @@ def _end(pool: BuiltPool) -> End:
 
 def _plan(scenario: Scenario, pool: BuiltPool, executor: StepPredictor) -> PoolPlan:
     spec, engine = pool.spec, scenario.engine_spec()
+    policy = policy_for(engine.name, engine.version)
     scheduling = SchedulerSpec(
         kv_tokens=pool.memory.kv_tokens,
         page_tokens=spec.page_tokens,
-        limits=Limits(_step_tokens(engine, pool), spec.max_running_requests),
-        policy=policy_for(engine.name, engine.version),
+        limits=Limits(_step_tokens(engine, pool, policy), spec.max_running_requests),
+        policy=policy.for_ranks(spec.layout.attention_dp),
         extra_tokens=_extra_tokens(pool.memory),
         ranks=spec.layout.attention_dp,
         stages=spec.layout.pp,
@@ -140,9 +146,10 @@ def times_of(scenario: Scenario, pools: dict[Role, BuiltPool]) -> dict[Role, Ste
     }
 
 
-def _step_tokens(engine: EngineSpec, pool: BuiltPool) -> int:
-    """Return the prompt tokens of one step: a chunk, but no more than all prompts may have."""
-    return min(pool.spec.chunk_tokens, default_max_prefill_tokens(engine, pool.gpu))
+def _step_tokens(engine: EngineSpec, pool: BuiltPool, policy: Policy) -> int:
+    """Return the prompt tokens of a rank's step: a chunk, but no more than all prompts may have."""
+    chunk = policy.rank_chunk_tokens(pool.spec.chunk_tokens, pool.spec.layout.attention_dp)
+    return min(chunk, default_max_prefill_tokens(engine, pool.gpu))
 
 
 def _restore_s(pool: BuiltPool) -> Callable[[int], float]:

@@ -10,6 +10,8 @@ import pytest
 
 from tests.sim.engine.harness import AffineTimes, colocated
 from tests.sim.serving.schedule_table import Ask, rehearse, table
+from tonnage.pools import built_pools, deployment_of, times_of
+from tonnage.scenarios.load import parse_scenario
 from tonnage.sim.domain import FloatArray, Request, Step
 from tonnage.sim.engine.simulate import simulate
 from tonnage.sim.serving.build import SchedulerSpec, decode_scheduler, serve_scheduler
@@ -49,6 +51,24 @@ def test_ranks_step_together_each_with_its_own_pages() -> None:
         4    | /                   | (A) / D   | end D        | 12 / 13
         5    | /                   | / (D)     |              | 20 / 12
     """)
+
+
+def test_sglang_shares_a_chunk_between_ranks_and_expects_fewer_outputs() -> None:
+    ranks = SGLANG.for_ranks(8)
+    assert (ranks.ratio_start, ranks.ratio_least) == pytest.approx((0.21, 0.0294))
+    assert SGLANG.for_ranks(1) is SGLANG
+    assert SGLANG.rank_chunk_tokens(8192, 8) == 1024
+    assert VLLM.for_ranks(8) == VLLM
+    assert VLLM.rank_chunk_tokens(8192, 8) == 8192
+
+
+def test_a_scenario_gives_each_rank_its_part_of_a_chunk() -> None:
+    serve = {"tp": 8, "attention_dp": 8, "kv": "bf16", "chunk_tokens": 8192}
+    plain = {"traffic": {"requests": 64}, "model": "deepseek-v3", "pools": {"serve": serve}}
+    scenario = parse_scenario(plain)
+    built = built_pools(scenario)
+    plan = deployment_of(scenario, built, times_of(scenario, built)).pools["serve"]
+    assert plan.scheduling.limits.chunk_tokens == 1024
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,11 @@ class Block(Item):
     __slots__ = ("block_id", "depth", "locks", "parent")
 
     def __init__(self, block_id: int, parent: Block | None, pages: int) -> None:
-        super().__init__(pages)
+        # As Item does, but many are made, and a call costs as much as all of this.
+        self.pages = pages
+        self.children = 0
+        self.hits = 1
+        self.turn = -1
         self.block_id = block_id
         self.parent = parent
         self.depth: int = 0 if parent is None else parent.depth + 1

@@ -73,6 +73,7 @@ class PrefixCache(QueuedPool):
         self._root.locks = 1  # for ever
         self._blocks: dict[int, Block] = {}  # by id
         self._block_tokens = 0  # of the ids seen so far
+        self._block_pages = 0  # 0: not the same for all
 
     # --- the pages of a sequence ----------------------------------------------------------------
 
@@ -113,6 +114,8 @@ class PrefixCache(QueuedPool):
                 f"{self._block_tokens}; a prefix cache needs blocks of one size"
             )
         self._block_tokens = request.block_tokens
+        if not self._block_tokens % self.page_tokens:
+            self._block_pages = self._block_tokens // self.page_tokens
         if self.tiers is not None:
             self.tiers.set_block_tokens(request.block_tokens)
 
@@ -235,7 +238,9 @@ class PrefixCache(QueuedPool):
 
     def _add_block(self, parent: Block, block_id: int, held: HeldPrefix) -> Block:
         """Make a block of pages that the holder of its parent has."""
-        pages = self._pages_to(parent.depth + 1) - self._pages_to(parent.depth)
+        pages = self._block_pages or (
+            self._pages_to(parent.depth + 1) - self._pages_to(parent.depth)
+        )
         block = Block(block_id, parent, pages)
         block.locks = 1
         parent.children += 1
@@ -265,11 +270,11 @@ class PrefixCache(QueuedPool):
             self.free_pages += known.pages
             self._free(known.pages)
 
-    def _evicted(self, block: Block) -> None:
-        del self._blocks[block.block_id]
-        super()._evicted(block)
-        if self.tiers is not None:
-            self.tiers.evicted(block.block_id)
+    def _evicted(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            del self._blocks[block.block_id]
+            if self.tiers is not None:
+                self.tiers.evicted(block.block_id)
 
     # --- the end --------------------------------------------------------------------------------
 

@@ -37,8 +37,8 @@ class QueuedPool(PagePool):
         if pages > self.free_pages:
             return False
         self.free_pages -= pages
-        while pages > self._loose:
-            self._evict(pages - self._loose)
+        if pages > self._loose:
+            self._evict(pages)
         self._loose -= pages
         self._note_peak()
         return True
@@ -59,28 +59,40 @@ class QueuedPool(PagePool):
             self._items.add(Run(pages))
 
     def _evict(self, pages: int) -> None:
-        """Make the pages of the item that goes next loose; of a run, `pages` at most."""
-        item = self._items.first()
-        if isinstance(item, Run) and item.pages > pages:
-            item.pages -= pages
-            self._loose += pages
-            return
-        self._items.discard(item)
-        self._loose += item.pages
-        if isinstance(item, Block):
-            self._contents -= 1
-            self._evicted(item)
-        elif isinstance(item, Run) and item.owner is not None:
-            self._contents -= 1
-            del self._runs[item.owner]
+        """Make the pages of the items that go next loose until `pages` are; a run goes in part."""
+        evicted: list[Block] = []
+        items = self._items
+        while pages > self._loose:
+            item = items.first()
+            if isinstance(item, Block):
+                items.discard(item)
+                self._loose += item.pages
+                evicted.append(item)
+                self._orphan(item)
+                continue
+            assert isinstance(item, Run)
+            if item.pages > pages - self._loose:
+                item.pages -= pages - self._loose
+                self._loose = pages
+                break
+            items.discard(item)
+            self._loose += item.pages
+            if item.owner is not None:
+                self._contents -= 1
+                del self._runs[item.owner]
+        self._contents -= len(evicted)
+        self._evicted(evicted)
 
-    def _evicted(self, block: Block) -> None:
-        """Take in that the content of a block is lost."""
+    def _orphan(self, block: Block) -> None:
+        """Let the block before one that goes know."""
         parent = block.parent
         assert parent is not None
         parent.children -= 1
         if not parent.children and not parent.locks:
             self._items.became_leaf(parent)
+
+    def _evicted(self, blocks: list[Block]) -> None:
+        """Take in that the content of some blocks is lost, in this order."""
 
     def _note_peak(self) -> None:
         self.peak_used_pages = max(self.peak_used_pages, self.used_pages)

@@ -94,10 +94,15 @@ def count(path: Path, place: Place, field: str, value: object) -> int:
 
 def block_ids(path: Path, place: Place, field: str, value: object) -> tuple[int, ...]:
     """Return the ids of the blocks of a prompt."""
-    if not isinstance(value, list) or any(type(one) is not int or one < 0 for one in value):
+    if not isinstance(value, list) or not _whole(value):
         problem = f"{field}: expected a list of whole numbers of at least 0"
         raise bad(path, place, f"{problem}; mend or remove the line")
     return tuple(value)
+
+
+def _whole(values: list[object]) -> bool:
+    """Tell whether all are whole numbers of at least 0; long lists are the rule."""
+    return not values or (set(map(type, values)) == {int} and min(values) >= 0)  # type: ignore[type-var,operator]
 
 
 def moment(path: Path, line: int, field: str, text: str) -> datetime:

@@ -297,9 +297,12 @@ class _Curves:
     def seconds(self, batch: int, new_tokens: float, past_tokens: float) -> float:
         """Return what `PrefillAttentionModel.seconds` does."""
         tokens = new_tokens
-        if past_tokens:
-            pairs = pairs_per_sequence(new_tokens, past_tokens, self.limit)
-            tokens = float(tokens_of_pairs(pairs, self.limit))
+        if past_tokens and self.limit is None:
+            pairs = new_tokens * past_tokens + new_tokens * (new_tokens + 1.0) / 2.0
+            tokens = (sqrt(1.0 + 8.0 * pairs) - 1.0) / 2.0
+        elif past_tokens:
+            pairs_seen = pairs_per_sequence(new_tokens, past_tokens, self.limit)
+            tokens = float(tokens_of_pairs(pairs_seen, self.limit))
         knots = self.batches
         index = min(max(bisect_right(knots, batch) - 1, 0), len(knots) - 2)
         share = min(max((batch - knots[index]) / (knots[index + 1] - knots[index]), 0.0), 1.0)

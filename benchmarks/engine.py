@@ -52,5 +52,8 @@ def report(name: str, scenario: Scenario, runs: int) -> None:
 
 if __name__ == "__main__":
     report("poisson, 5,000 requests", poisson(5_000), RUNS)
-    report("mooncake-trace, 12,031", load_scenario("mooncake-trace"), 3)
+    plain = load_scenario("mooncake-trace", ["cache.gpu=false"])
+    report("mooncake-trace, no cache", plain, 3)
+    aware = load_scenario("mooncake-trace", ["router.prefill=cache_aware"])
+    report("mooncake-trace, cache-aware", aware, 3)
     report("poisson, 100,000 requests", poisson(100_000), 1)

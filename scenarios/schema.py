@@ -19,7 +19,6 @@ from tonnage.scenarios.profiles import ProfileChoice, choose_profile, is_path, p
 from tonnage.scenarios.schema_base import (
     AutoFraction,
     AutoText,
-    Number,
     PositiveSeconds,
     Seconds,
     Section,
@@ -31,6 +30,7 @@ from tonnage.scenarios.schema_base import (
 from tonnage.scenarios.schema_cache import CacheSection
 from tonnage.scenarios.schema_network import LinkSection, RouterSection
 from tonnage.scenarios.schema_pools import PoolSection, PoolsSection, Role
+from tonnage.scenarios.schema_price import PriceSection
 from tonnage.scenarios.schema_traffic import TrafficSection
 from tonnage.scenarios.trace_files import find_trace
 from tonnage.sim.domain import (
@@ -98,12 +98,6 @@ class EngineSection(Section):
         return EngineSpec(self.name, version, self.mem_fraction, source)
 
 
-class PriceSection(Section):
-    """What a GPU costs; without a price no cost is reported."""
-
-    gpu_hour_usd: Annotated[Number, Field(ge=0)] | None = None
-
-
 class Scenario(Section):
     """A deployment, the traffic it meets, and what is asked of it."""
 
@@ -159,6 +153,13 @@ class Scenario(Section):
     def _has_the_cache_of_its_engine(self) -> Scenario:
         if self.engine.name == "vllm" and self.cache.policy == "lfu":
             raise field_error("cache.policy", "vllm evicts what was used least recently; use lru")
+        return self
+
+    @model_validator(mode="after")
+    def _has_pools_to_pay_for(self) -> Scenario:
+        if self.price.split == "pools" and self.pools.prefill is None:
+            problem = "no pool computes prompts alone, so they have no cost of their own"
+            raise field_error("price.split", f"{problem}; use output, or pools.prefill")
         return self
 
     def came_from(self, source: str, folder: Path) -> Scenario:

@@ -57,7 +57,11 @@ def _tier(name: str, spec: HierarchySpec, books: TierBooks, read_tokens: int) ->
         "loads": books.loads[name],
         "loads_slower_than_recompute": books.slower_loads[name],
         "crossover_tokens": crossover_tokens(
-            tier.s_per_token, 1.0, tier.latency_s, spec.recompute_s_per_token
+            tier.s_per_token,
+            1.0,
+            tier.latency_s,
+            spec.recompute_s_per_token,
+            spec.recompute_s_per_token_squared,
         ),
     }
 

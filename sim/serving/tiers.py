@@ -116,8 +116,8 @@ class PrefetchSpec:
 class HierarchySpec:
     """The tiers below the GPU of one instance, when they are written, when they are read.
 
-    `loads`: always, as the engines do, or only where that is faster than computing the tokens at
-    `recompute_s_per_token`.
+    `loads`: always, as the engines do, or only where that is faster than computing the tokens
+    again, n of them in ``n c + n^2 d`` with c `recompute_s_per_token` and d its square's.
     """
 
     host: TierSpec
@@ -127,6 +127,11 @@ class HierarchySpec:
     prefetch: PrefetchSpec = PrefetchSpec()
     loads: Literal["always", "faster"] = "always"
     recompute_s_per_token: float = 0.0
+    recompute_s_per_token_squared: float = 0.0
+
+    def recompute_s(self, tokens: int) -> float:
+        """Return what computing the first tokens of a prompt again takes."""
+        return tokens * (self.recompute_s_per_token + tokens * self.recompute_s_per_token_squared)
 
     def tier(self, name: str) -> TierSpec:
         """Return one of the tiers that there are."""
@@ -347,7 +352,7 @@ class Hierarchy:
 
     def _choice(self, name: str, tokens: int) -> LoadChoice:
         load_s = self.spec.tier(name).load_s(tokens)
-        return LoadChoice(load_s, tokens * self.spec.recompute_s_per_token)
+        return LoadChoice(load_s, self.spec.recompute_s(tokens))
 
 
 def _path(last: Block) -> Iterable[Block]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -10,28 +9,33 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tonnage.assumptions import assumptions_of
 from tonnage.explain import StepShape, add_rate_interval, explain_steps
-from tonnage.handoff import Terms, handoff_assumptions, handoff_figures
+from tonnage.handoff import handoff_figures
+from tonnage.point_figures import point_figures
 from tonnage.point_runs import Bench
 from tonnage.point_runs import Progress as Progress
-from tonnage.pools import BuiltPool, built_pools, deployment_of, numbered, times_of
+from tonnage.pools import (
+    BuiltPool,
+    built_pools,
+    deployment_of,
+    numbered,
+    times_of,
+    token_role,
+)
 from tonnage.scenarios.schema import Scenario
 from tonnage.scenarios.schema_pools import Role
 from tonnage.sim.cost.estimate import Source
 from tonnage.sim.cost.operator_times import weakest
 from tonnage.sim.cost.profile import Profile
 from tonnage.sim.domain import BadInputError
-from tonnage.sim.model.engine_rules import rules_for
 from tonnage.sim.model.memory import max_concurrency
 from tonnage.sim.planning.load_search import LoadAxis
 from tonnage.sim.planning.verdict import Capacity
-from tonnage.sim.results import summary
-from tonnage.sim.results.cache import cache_figures
 from tonnage.sim.results.run import RunResult
 from tonnage.sim.results.timeline import Timeline
-from tonnage.sim.serving.policy import policy_for
 from tonnage.sim.traffic.build import session_totals
-from tonnage.sim.traffic.spec import LoadPoint, TrafficSpec
+from tonnage.sim.traffic.spec import TrafficSpec
 from tonnage.sim.traffic.traces import read_trace
 from tonnage.step_times import StepTimes
 
@@ -181,13 +185,13 @@ def simulate(
     for point in traffic.points():
         drawn = Timeline() if timeline else None
         runs = bench.runs(point, drawn)
-        figures = [_figures(scenario, pools, point, run) for run in runs]
+        figures = [point_figures(scenario, pools, point, run) for run in runs]
         combined = bench.combined(figures, runs)
         if traffic.kind == "resident":
             add_rate_interval(combined, times["decode"].executor, traffic)
         points.append(PointReport(combined, _frame(runs, bench.seeds), drawn))
         verdicts.append(bench.verdict(runs))
-    assumptions = (*_assumptions(scenario, pools), *_step_assumptions(times))
+    assumptions = (*assumptions_of(scenario, pools), *_step_assumptions(times))
     return SimulationReport(
         _memory_report(scenario, pools, tokens),
         bench.ceilings(traffic.points(), verdicts, search=ceiling),
@@ -215,17 +219,12 @@ def import_profile(gpu: str, engine: str, *, progress: Progress | None = None) -
     return build_profile(gpu, engine, progress=progress)
 
 
-def _token_role(pools: dict[Role, BuiltPool]) -> Role:
-    """Return the pool that holds requests while they generate."""
-    return "serve" if "serve" in pools else "decode"
-
-
 # --- reports ------------------------------------------------------------------------------------
 
 
 def _memory_report(scenario: Scenario, pools: dict[Role, BuiltPool], tokens: int) -> MemoryReport:
     figures = {role: _memory_figures(pool, tokens) for role, pool in pools.items()}
-    return MemoryReport(scenario, figures, _assumptions(scenario, pools))
+    return MemoryReport(scenario, figures, assumptions_of(scenario, pools))
 
 
 def _memory_figures(pool: BuiltPool, tokens_per_request: int) -> dict[str, Any]:
@@ -263,7 +262,7 @@ def _instance_concurrency(pool: BuiltPool, tokens: int) -> int:
 
 def _capacity(traffic: TrafficSpec, pools: dict[Role, BuiltPool], tokens: int) -> Capacity:
     """Return how many requests of that length the pool that generates holds at once, and why."""
-    pool = pools[_token_role(pools)]
+    pool = pools[token_role(pools)]
     instances = 1 if traffic.kind == "resident" else pool.spec.instances
     in_memory = max_concurrency(pool.memory, tokens) <= pool.spec.max_running_requests
     limited_by = "memory" if in_memory else "max_running_requests"
@@ -278,40 +277,6 @@ def _frame(runs: list[RunResult], seeds: range) -> pd.DataFrame:
     for seed, frame in zip(seeds, frames, strict=True):
         frame.insert(0, "seed", seed)
     return pd.concat(frames, ignore_index=True)
-
-
-def _figures(
-    scenario: Scenario, pools: dict[Role, BuiltPool], point: LoadPoint, run: RunResult
-) -> dict[str, Any]:
-    resident = scenario.traffic.kind == "resident"
-    decode = pools[_token_role(pools)].spec
-    # A resident curve is that of one decode instance, whatever else the scenario names.
-    decode_gpus = decode.layout.gpus if resident else decode.gpus
-    gpus = decode_gpus if resident else sum(pool.spec.gpus for pool in pools.values())
-    rates = summary.throughput(run, gpus, resident=resident)
-    figures: dict[str, Any] = {
-        "concurrency": point.concurrency,
-        "rate_per_s": point.rate_per_s,
-        "gpus": gpus,
-        "makespan_s": run.makespan_s,
-        "throughput": rates,
-        "latency": summary.latency(run, resident=resident),
-        "requests": summary.request_counts(run.records),
-        "wasted_tokens": summary.wasted_tokens(run.records),
-    }
-    cache = cache_figures(run)
-    if cache:
-        figures["cache"] = cache
-    if resident and point.concurrency is not None:
-        figures["resident_requests"] = run.peak_requests
-    if not resident:
-        met = summary.objectives_met(run, scenario.objectives())
-        if met:
-            figures["slo"] = met
-    price = scenario.price.gpu_hour_usd
-    if price is not None:
-        figures["cost"] = summary.cost(price, gpus, decode_gpus, rates)
-    return figures
 
 
 def _provenance(
@@ -332,31 +297,6 @@ def _provenance(
 
 def _step_assumptions(times: dict[Role, StepTimes]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for one in times.values() for text in one.assumptions))
-
-
-def _assumptions(scenario: Scenario, pools: dict[Role, BuiltPool]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_all_assumptions(scenario, pools)))
-
-
-def _all_assumptions(scenario: Scenario, pools: dict[Role, BuiltPool]) -> Iterator[str]:
-    chosen = rules_for(scenario.engine_spec())
-    if chosen.remark is not None:
-        yield chosen.remark
-    for role, pool in pools.items():
-        yield from (f"{role}: {text}" for text in pool.memory.assumptions)
-        if pool.memory.mem_fraction_source == "fitted":
-            yield (
-                f"{role}: mem_fraction {pool.memory.mem_fraction:g} is fitted to a published "
-                "pool size, not known"
-            )
-        if not pool.model.verified:
-            yield f"{pool.model.name}: its geometry is not verified"
-    prefill, decode = pools.get("prefill"), pools.get("decode")
-    if prefill and decode:
-        kv_formats = prefill.spec.kv_format, decode.spec.kv_format
-        yield from handoff_assumptions(Terms.of(scenario), *kv_formats)
-    policy = policy_for(scenario.engine.spec().name, scenario.engine_spec().version)
-    yield f"scheduling: the rules of {policy.name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from tonnage.scenarios.schema import Scenario
@@ -36,6 +38,25 @@ def cache_spec(
     )
 
 
+def cache_assumptions(scenario: Scenario) -> Iterator[str]:
+    """Yield what is taken for granted where prompts share prefixes, or could."""
+    section, given = scenario.cache, scenario.cache.model_fields_set
+    if not section.gpu:
+        if scenario.traffic.kind in ("trace", "sessions"):
+            yield "no prefix cache: what prompts repeat is computed again; cache.gpu: true keeps it"
+        return
+    policy = section.policy.upper()
+    yield f"prefix cache: free KV pages keep prefixes, {policy}; it was empty at the start"
+    if not section.host:
+        return
+    yield "cache tiers: writing takes no time; each holds one copy of a token's KV"
+    yield "cache tiers: loads are compared with computing as many tokens from the front, alone"
+    if section.nvme and "nvme_bandwidth" not in given:
+        yield f"cache tiers: nvme read at {section.nvme_bandwidth / 1e9:g} GB/s (assumed)"
+    if section.store and section.store_bandwidth is None:
+        yield "cache tiers: store read at the datasheet's rate of the GPU's network"
+
+
 def _tiers(
     scenario: Scenario, pool: PoolSpec, model: ModelSpec, gpu: GpuSpec, executor: StepPredictor
 ) -> HierarchySpec:
@@ -47,6 +68,7 @@ def _tiers(
     """
     section = scenario.cache
     of_model = kv_bytes_per_token(model, ParallelLayout(), pool.kv_format)
+    linear_s, squared_s = _recompute_s(pool, model, executor)
     of_gpu = kv_bytes_per_token(model, pool.layout, pool.kv_format)
 
     def tier(size_bytes: float, s_per_token: float, latency_s: float) -> TierSpec:
@@ -61,11 +83,22 @@ def _tiers(
         write=section.write,
         prefetch=section.prefetch_spec(),
         loads=section.load,
-        recompute_s_per_token=_recompute_s_per_token(pool, executor),
+        recompute_s_per_token=linear_s,
+        recompute_s_per_token_squared=squared_s,
     )
 
 
-def _recompute_s_per_token(pool: PoolSpec, executor: StepPredictor) -> float:
-    """Return what computing a token takes in a full step at the beginning of a prompt."""
-    step = Step(_NO_CONTEXTS, 0, (PromptChunk(pool.chunk_tokens, 0),))
-    return float(executor.run(step, 1)[0]) / pool.chunk_tokens
+def _recompute_s(pool: PoolSpec, model: ModelSpec, executor: StepPredictor) -> tuple[float, float]:
+    """Return c and d of ``n c + n^2 d``, what computing the first n tokens of a prompt takes.
+
+    From a full step at the beginning of a prompt and one at the end of the longest: attention reads
+    all that is before a token, so what a step takes grows with it.
+    """
+    tokens = pool.chunk_tokens
+    past = max(model.max_context_tokens - tokens, tokens)
+    first_s, last_s = (
+        float(executor.run(Step(_NO_CONTEXTS, 0, (PromptChunk(tokens, before),)), 1)[0])
+        for before in (0, past)
+    )
+    squared_s = max(last_s - first_s, 0.0) / (2 * past * tokens)
+    return first_s / tokens - tokens * squared_s, squared_s

@@ -39,6 +39,7 @@ _COLUMNS = (
     _GPUS,
     _Column("output tok/s", "throughput.output_tokens_per_s", _count),
     _Column("tok/s per GPU", "throughput.output_tokens_per_s_per_gpu", _count),
+    _Column("hit rate", "cache.input_token_hit_rate", lambda value: f"{value:.1%}"),
     _Column("TTFT p95", "latency.ttft_s.p95", format_seconds),
     _Column("TPOT p95", "latency.tpot_s.p95", format_seconds),
     _Column("USD / M output", "cost.usd_per_million_output_tokens", _usd),

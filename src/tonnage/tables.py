@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tonnage.cache_table import print_caches
 from tonnage.sim.units import format_bytes, format_seconds
 from tonnage.terminal import natural_width, new_table
 
@@ -49,11 +50,16 @@ _COLUMNS = (
     _Column("output tok/s", ("throughput.output_tokens_per_s",), _count),
     _Column("decode tok/s", ("throughput.decode_output_tokens_per_s",), _count),
     _Column("tok/s per GPU", ("throughput.output_tokens_per_s_per_gpu",), _count),
+    _Column("input tok/s", ("throughput.input_tokens_per_s",), _count),
+    _Column("cached input tok/s", ("throughput.cached_input_tokens_per_s",), _count),
+    _Column("hit rate", ("cache.input_token_hit_rate",), _percent),
     _Column("TTFT p50 / p95", _quantiles("ttft_s"), format_seconds),
     _Column("TPOT p50 / p95", _quantiles("tpot_s"), format_seconds),
     _Column("ITL p95", ("latency.itl_s.p95",), format_seconds),
     _Column("e2e p50 / p95", _quantiles("e2e_s"), format_seconds),
     _Column("USD / M output", ("cost.usd_per_million_output_tokens",), _usd),
+    _Column("USD / M input", ("cost.usd_per_million_input_tokens",), _usd),
+    _Column("USD / M cached", ("cost.usd_per_million_cached_input_tokens",), _usd),
     _Column("decode USD / M", ("cost.decode_pool_usd_per_million_output_tokens",), _usd),
     _Column("within SLO", ("slo.attainment",), _percent),
     _Column("completed", ("requests.completed",), _whole),
@@ -64,11 +70,13 @@ _COLUMNS = (
 )
 _LEFT_OUT_FIRST = (  # where the terminal is too narrow for all
     "ITL p95",
+    "input tok/s",
     "completed",
     "decode USD / M",
     "decode tok/s",
     "e2e p50 / p95",
     "within SLO",
+    "cached input tok/s",
 )
 _ONLY_WHEN_NOT_ZERO = ("rejected", "timed out", "aborted", "retracted")
 
@@ -78,6 +86,7 @@ def print_simulation(console: Console, runs: Mapping[str, Json]) -> None:
     first = next(iter(runs.values()))
     print_scenario(console, first["scenario"])
     _print_points(console, runs)
+    print_caches(console, _heads(runs), [(_name(runs, *one), one[1]) for one in _by_point(runs)])
     for variant, report in runs.items():
         _print_memory_lines(console, variant, report)
     print_provenance(console, runs)
@@ -123,13 +132,21 @@ def _print_points(console: Console, runs: Mapping[str, Json]) -> None:
 
 
 def _points_table(console: Console, runs: Mapping[str, Json], columns: Sequence[_Column]) -> Table:
-    first = ["load", "variant"] if len(runs) > 1 else ["load"]
+    heads = _heads(runs)
     titles = [_title(column, runs) for column in columns]
-    table = new_table(console, "", [*first, *titles], numbers_from=len(first))
+    table = new_table(console, "", [*heads, *titles], numbers_from=len(heads))
     for variant, point in _by_point(runs):
         cells = [_cell(column, point) for column in columns]
-        table.add_row(*[_load(point), variant][: len(first)], *cells)
+        table.add_row(*_name(runs, variant, point), *cells)
     return table
+
+
+def _heads(runs: Mapping[str, Json]) -> list[str]:
+    return ["load", "variant"] if len(runs) > 1 else ["load"]
+
+
+def _name(runs: Mapping[str, Json], variant: str, point: Json) -> tuple[str, ...]:
+    return (_load(point), variant) if len(runs) > 1 else (_load(point),)
 
 
 def _by_point(runs: Mapping[str, Json]) -> list[tuple[str, Json]]:

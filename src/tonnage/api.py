@@ -156,13 +156,15 @@ def simulate(
     ceiling: bool = False,
     progress: Progress | None = None,
     timeline: bool = False,
+    times: dict[Role, StepTimes] | None = None,
 ) -> SimulationReport:
     """Simulate every point of a scenario; the same seed gives the same result.
 
     `exact` steps token by token, slower and to the same figures. `replications` repeats each point
     with the seeds that follow and reports means. `ceiling` tries further loads for the largest that
     meets the objectives. `timeline` keeps what every instance did when (the first of replications).
-    Raises as `memory` does.
+    `times`: what predicts the steps of each pool, in place of the scenario's profile. Raises as
+    `memory` does.
     """
     if replications < 1:
         raise BadInputError(f"replications: {replications}; write 1 or more")
@@ -170,7 +172,7 @@ def simulate(
     traffic = scenario.traffic_spec()
     offered = _offered(traffic)
     tokens = offered.tokens_per_request
-    times = times_of(scenario, pools)
+    times = times or times_of(scenario, pools)
     deployment = deployment_of(scenario, pools, times)
     bench = Bench(
         deployment=deployment,

@@ -1,0 +1,1 @@
+"""The registry's kernels on a CPU, through torch."""

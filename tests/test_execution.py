@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,7 +59,10 @@ class Devices:
         self.open = 0
 
     @contextmanager
-    def __call__(self, role: Role, pool: BuiltPool) -> Iterator[StepDevice]:
+    def __call__(
+        self, role: Role, pool: BuiltPool, steps: Sequence[Step]
+    ) -> Iterator[StepDevice]:
+        assert steps
         assert not self.open, "two pools would share the device's memory"
         self.open += 1
         self.made[role] = Slower(self.times[role].executor, *self.factors)
@@ -85,7 +88,9 @@ def test_with_the_cost_models_own_times_the_result_is_simulates_to_the_byte() ->
     times = times_of(one, built_pools(one))
 
     @contextmanager
-    def device(role: Role, pool: BuiltPool) -> Iterator[StepDevice]:
+    def device(
+        role: Role, pool: BuiltPool, steps: Sequence[Step]
+    ) -> Iterator[StepDevice]:
         yield Exact(times[role].executor)
 
     report = execute(one, device)

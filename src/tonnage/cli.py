@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tonnage.cli_execute import execute
 from tonnage.cli_explain import explain
 from tonnage.cli_profile import profile_app
 from tonnage.cli_sweep import sweep
@@ -250,6 +251,7 @@ def _report_memory(
 
 
 app.command()(explain)
+app.command()(execute)
 app.command()(sweep)
 app.add_typer(profile_app, name="profile")
 app.add_typer(trace_app, name="trace")

@@ -7,7 +7,7 @@ every step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -54,7 +54,13 @@ class StepDevice(Protocol):
         """Return what it runs on and with."""
 
 
-DeviceMaker = Callable[[Role, BuiltPool], AbstractContextManager[StepDevice]]
+class DeviceMaker(Protocol):
+    """Opens a device for one pool, with room for the largest of the steps that may be asked."""
+
+    def __call__(
+        self, role: Role, pool: BuiltPool, steps: Sequence[Step], /
+    ) -> AbstractContextManager[StepDevice]:
+        """Return the device; it is closed before that of the next pool is opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +155,11 @@ def execute(
     measured: dict[Role, PoolExecution] = {}
     for role, pool in pools.items():
         share = _seconds(visited[role]) / total_s if total_s else 0.0
-        with make_device(role, pool) as device:
+        order = list(measuring_order(visited[role]))
+        with make_device(role, pool, [step for _, step in order]) as device:
             told = None if progress is None else _told(progress, role)
             predictor = times[role].executor
-            found = _measured(visited[role], predictor, device, budget_s * share, told)
+            found = _measured(order, predictor, device, budget_s * share, told)
             measured[role] = PoolExecution(visited[role], found, device.facts())
     return ExecutionReport(
         api.simulate(scenario, progress=progress),
@@ -185,7 +192,7 @@ def _told(progress: Progress, role: Role) -> Callable[[float], None]:
 
 
 def _measured(
-    visited: Mapping[Stratum, Visited],
+    order: Sequence[tuple[Stratum, Step]],
     predictor: StepPredictor,
     device: StepDevice,
     budget_s: float,
@@ -194,7 +201,7 @@ def _measured(
     """Measure steps until the budget is spent, one at least."""
     begun_s = monotonic()
     found: list[Measurement] = []
-    for stratum, step in measuring_order(visited):
+    for stratum, step in order:
         spent = (monotonic() - begun_s) / budget_s if budget_s else 1.0
         if found and spent >= 1.0:
             break

@@ -1,14 +1,16 @@
 # Everything runs from .venv, which `setup` makes with nothing but Python 3.11 and pip.
 VENV := .venv
 BIN := $(VENV)/bin
+# The Triton of GPU hosts with torch 2.11, for ahead-of-time compilation beside the pinned one.
+TRITON_3_6 := .triton-3.6
 
-.PHONY: setup demo test check bench profiles validation
+.PHONY: setup demo test check bench profiles validation kernels-table
 
 setup: $(VENV)/.done
 
 $(VENV)/.done: pyproject.toml constraints.txt
 	test -x $(BIN)/python || python3 -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,import]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,import,kernels]'
 	touch $@
 
 demo: setup
@@ -16,7 +18,11 @@ demo: setup
 	$(BIN)/tonnage simulate kimi-k2.6-h200
 	$(BIN)/tonnage simulate mooncake-trace
 
-test: check
+$(TRITON_3_6)/.done: $(VENV)/.done
+	$(BIN)/python -m pip install --quiet --upgrade --target $(TRITON_3_6) triton==3.6.0 numpy==2.3.5
+	touch $@
+
+test: check $(TRITON_3_6)/.done
 	$(BIN)/python -m pytest -n 2 --dist loadfile -q
 
 check: setup
@@ -31,6 +37,11 @@ bench: setup
 profiles: setup
 	$(BIN)/python -m tonnage.calibrate.build
 	$(BIN)/python -m tonnage.calibrate.validate
+
+# The table of docs/kernels.md: whatever changed since is compiled, for both releases of Triton.
+kernels-table: setup $(TRITON_3_6)/.done
+	$(BIN)/python -m tonnage.kernels.compile --write
+	$(BIN)/python -m tonnage.kernels.compile --write --triton-path $(TRITON_3_6)
 
 validation: setup
 	$(BIN)/python -m tonnage.calibrate.validate

@@ -3,7 +3,8 @@
 `python -m tonnage.kernels.compile` compiles what `docs/kernels_compiled.jsonl` has no record of and
 ends with 1 if a kernel is not what its configuration promises (`compiled.faults`).
 
-  --check             compile nothing: every configuration must have a sound record of its code
+  --check             compile nothing: every configuration must have a sound record of its code,
+                      and docs/kernels.md must hold them
   --fresh             compile what has a record, too
   --sample N          take one configuration of every N-th kernel
   --triton-path DIR   use the Triton in DIR, as `pip install --target DIR` puts it there
@@ -35,7 +36,14 @@ from tonnage.kernels.compiled import (
     write_records,
 )
 from tonnage.kernels.cpu.backend import with_cpu
-from tonnage.kernels.document import DOCUMENT, catalogue, exceptions, table, write_sections
+from tonnage.kernels.document import (
+    DOCUMENT,
+    catalogue,
+    exceptions,
+    table,
+    with_sections,
+    write_sections,
+)
 from tonnage.kernels.registry import KERNELS
 from tonnage.kernels.units import OPS, Unit, key_of, sample, units
 
@@ -128,8 +136,13 @@ def _run_clean(arguments: list[str], extra: dict[str, str]) -> int:
 
 def main() -> int:
     """Compile or check; return 1 if a kernel is not what its configuration promises."""
-    asked = _arguments().parse_args()
+    parser = _arguments()
+    asked = parser.parse_args()
     if asked.triton_path:
+        if not (asked.triton_path / "triton").is_dir():
+            parser.error(
+                f"--triton-path {asked.triton_path}: no triton there; `make kernels-table`"
+            )
         return _again_with(asked.triton_path)
     if "TRITON_INTERPRET" in os.environ:
         return _run_clean(sys.argv[1:], {})
@@ -151,15 +164,16 @@ def main() -> int:
     for number, (unit, record) in enumerate(zip(todo, compile_all(todo, asked.jobs), strict=True)):
         known[unit] = record
         print(f"{number + 1}/{len(todo)} {record.name}", file=sys.stderr, flush=True)
-    wrong = [
+    if asked.write:
+        _keep(every, known.values())
+    wrong = _stale_document(every) if asked.check and len(wanted) == len(every) else []
+    wrong += [
         f"{unit.label} {unit.config.name} sm_{unit.architecture}: {fault}"
         for unit in wanted
         for fault in (faults(unit.config, known[unit]) if unit in known else ["no record"])
     ]
     if asked.json:
         write_records(asked.json, known.values())
-    if asked.write:
-        _keep(every, known.values())
     print(f"Triton {release}: {len(wanted)} compilations, {len(wrong)} faults")
     print("\n".join(wrong), end="\n" if wrong else "")
     return int(bool(wrong))
@@ -175,9 +189,20 @@ def _keep(every: list[Unit], new: Iterable[Compiled]) -> None:
         if (unit := units_by_key.get(record.key)) is not None
     ]
     write_records(RECORDS, records)
+    write_sections(DOCUMENT, _sections(every))
+
+
+def _sections(every: list[Unit]) -> dict[str, str]:
     specs = map(with_cpu, KERNELS.values())
-    made = f"{exceptions(unit.config for unit in every)}\n\n{table(records)}"
-    write_sections(DOCUMENT, {"catalogue": catalogue(specs), "compiled": made})
+    allowed = exceptions(unit.config for unit in every)
+    made = table(read_records(RECORDS))
+    return {"catalogue": catalogue(specs), "compiled": f"{allowed}\n\n{made}"}
+
+
+def _stale_document(every: list[Unit]) -> list[str]:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    stale = with_sections(text, _sections(every)) != text
+    return [f"{DOCUMENT.name} does not hold today's tables"] if stale else []
 
 
 if __name__ == "__main__":

@@ -11,15 +11,20 @@ from tonnage.kernels.spec import KernelSpec, LaunchConfig
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "kernels.md"
 
 
-def write_sections(path: Path, sections: Mapping[str, str]) -> None:
-    """Put each text between the document's markers of its name."""
-    text = path.read_text(encoding="utf-8")
+def with_sections(text: str, sections: Mapping[str, str]) -> str:
+    """Return a document with each text between the markers of its name."""
     for name, body in sections.items():
         begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
         if begin not in text or end not in text:
-            raise ValueError(f"{path} has no {begin} and {end}")
+            raise ValueError(f"the document has no {begin} and {end}")
         before, _, rest = text.partition(begin)
         text = f"{before}{begin}\n{body}\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+def write_sections(path: Path, sections: Mapping[str, str]) -> None:
+    """Put texts into a document."""
+    text = with_sections(path.read_text(encoding="utf-8"), sections)
     path.write_text(text, encoding="utf-8")
 
 

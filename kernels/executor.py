@@ -110,9 +110,11 @@ class StepRunner:
         chosen = repeats or Repeats()
         with self.batch(step) as batch, torch.no_grad():
             segments = self.model.segments(batch, self.memory, check_tags)
-            if torch.device(self.model.place.device).type == "cuda":
+            device = torch.device(self.model.place.device)
+            if device.type == "cuda":
                 graph = chosen.graph and not step.prefill_chunks
-                return _timing(segments, _gpu_samples(segments, graph, chosen))
+                with torch.cuda.device(device):
+                    return _timing(segments, _gpu_samples(segments, graph, chosen))
             with fixed_threads(chosen.threads):
                 timing = _timing(segments, _cpu_samples(segments, chosen))
                 if chosen.shares:

@@ -23,13 +23,22 @@ from types import MappingProxyType
 
 from tonnage.kernels.attention_specs import ATTENTION_KERNELS
 from tonnage.kernels.cache_specs import CACHE_KERNELS
-from tonnage.kernels.gemm_specs import GEMM_KERNELS
+from tonnage.kernels.cpu.backend import with_cpu
+from tonnage.kernels.dense_specs import DENSE_KERNELS
+from tonnage.kernels.gemm_specs import ACTIVATION_KERNELS, GEMM_KERNELS
 from tonnage.kernels.spec import KernelSpec
 
-SPECS: tuple[KernelSpec, ...] = (
-    *CACHE_KERNELS,
-    *ATTENTION_KERNELS,
-    *GEMM_KERNELS,
+SPECS: tuple[KernelSpec, ...] = tuple(
+    map(
+        with_cpu,
+        (
+            *CACHE_KERNELS,
+            *ATTENTION_KERNELS,
+            *GEMM_KERNELS,
+            *ACTIVATION_KERNELS,
+            *DENSE_KERNELS,
+        ),
+    )
 )
 
 

@@ -59,9 +59,7 @@ class Devices:
         self.open = 0
 
     @contextmanager
-    def __call__(
-        self, role: Role, pool: BuiltPool, steps: Sequence[Step]
-    ) -> Iterator[StepDevice]:
+    def __call__(self, role: Role, pool: BuiltPool, steps: Sequence[Step]) -> Iterator[StepDevice]:
         assert steps
         assert not self.open, "two pools would share the device's memory"
         self.open += 1
@@ -88,9 +86,7 @@ def test_with_the_cost_models_own_times_the_result_is_simulates_to_the_byte() ->
     times = times_of(one, built_pools(one))
 
     @contextmanager
-    def device(
-        role: Role, pool: BuiltPool, steps: Sequence[Step]
-    ) -> Iterator[StepDevice]:
+    def device(role: Role, pool: BuiltPool, steps: Sequence[Step]) -> Iterator[StepDevice]:
         yield Exact(times[role].executor)
 
     report = execute(one, device)

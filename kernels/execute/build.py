@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tonnage.kernels.execute.attention import AttentionBlock, GqaBlock, MlaBlock, Parts
+from tonnage.kernels.execute.attention import AttentionBlock, GqaBlock, Parts
+from tonnage.kernels.execute.latent_attention import MlaBlock
 from tonnage.kernels.execute.marks import Marks
 from tonnage.kernels.execute.mlp import OUTPUT_NAMES, DenseBlock, Experts, MlpBlock, MoeBlock
 from tonnage.kernels.execute.place import Place
@@ -105,7 +106,10 @@ class LayerBuilder:
             indexer=tuple(products[Role.INDEXER]),
         )
         if isinstance(attention, MlaAttention):
-            return MlaBlock(parts, attention)
+            block = MlaBlock(parts, attention)
+            if not self.rank.keep_values:
+                parts.drop_values("kv_b_proj")
+            return block
         norms = [one for one in spec.weights if one.name == "input_layernorm"]
         has_head_norms = sum(one.out_features for one in norms) > self.rank.model.hidden_size
         return GqaBlock(parts, attention, has_head_norms)

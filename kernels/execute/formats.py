@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
-from types import MappingProxyType
-
-from tonnage.kernels.cpu.backend import with_cpu
-from tonnage.kernels.dense_specs import DENSE_KERNELS
-from tonnage.kernels.gemm_specs import ACTIVATION_KERNELS, GEMM_KERNELS
-from tonnage.kernels.registry import KERNELS
-from tonnage.kernels.spec import KernelSpec
 from tonnage.sim.domain import BadInputError, Role, WeightTensor
 
 BACKENDS = ("cpu", "triton")
@@ -21,17 +12,6 @@ DENSE_FORMATS = ("bf16", "fp16", "fp32")  # all run as BF16
 FP8_SCALES = {"fp8": "row", "fp8_channel": "row", "fp8_block": "block"}
 INT4_GROUPS = {"int4_g32": 32, "int4_g64": 64, "int4_g128": 128}
 EXPERT_INT4_GROUPS = (32, 128)
-
-
-@cache
-def _kernels() -> Mapping[str, KernelSpec]:
-    every = (*KERNELS.values(), *GEMM_KERNELS, *ACTIVATION_KERNELS, *DENSE_KERNELS)
-    return MappingProxyType({spec.name: with_cpu(spec) for spec in every})
-
-
-def kernel_named(name: str) -> KernelSpec:
-    """Return a kernel with its CPU backend."""
-    return _kernels()[name]
 
 
 def executed_formats() -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, floor
 
 import torch
 
@@ -99,7 +99,7 @@ class PagedMemory:
         """Make all pages free; refuse what does not fit `free_bytes` before taking any."""
         if free_bytes is not None and shape.bytes > free_bytes:
             page_bytes = shape.page_tokens * shape.token_bytes + 4
-            fitting = max(0, int((free_bytes - shape.bytes) / page_bytes) + shape.pages)
+            fitting = max(0, floor((free_bytes - shape.bytes) / page_bytes) + shape.pages)
             raise InfeasibleError(
                 f"{shape.pages:,} KV pages take {format_bytes(shape.bytes)}, and "
                 f"{format_bytes(free_bytes)} are free; use at most {fitting:,} pages"

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from tonnage.kernels.execute.formats import BACKENDS, kernel_named
+from tonnage.kernels.execute.formats import BACKENDS
 from tonnage.kernels.ops.split_counts import SPLIT_ROWS_MAX, arrivals_for
+from tonnage.kernels.registry import kernel
 from tonnage.kernels.spec import Inputs, Outputs
 from tonnage.sim.domain import BadInputError
 
@@ -25,7 +26,7 @@ class Place:
 
     def run(self, name: str, inputs: Inputs) -> Outputs:
         """Run a kernel of the registry; those of BF16 weights are torch's own on a GPU."""
-        spec = kernel_named(name)
+        spec = kernel(name)
         backend = self.backend if self.backend in spec.runs else "torch"
         return spec.run(inputs, backend)
 

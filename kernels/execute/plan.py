@@ -124,7 +124,7 @@ def refuse_unrunnable(model: ModelSpec, layout: ParallelLayout) -> None:
                 f"layout.{name}: {size} is not executed, only ranks of plain tensor parallelism; "
                 f"use {name} 1"
             )
-    for spec in set(model.layers):
+    for spec in dict.fromkeys(model.layers):
         problem = _layer_problem(spec)
         if problem is not None:
             raise BadInputError(f"{model.name}: {problem}")
@@ -154,6 +154,8 @@ def left_out(model: ModelSpec, layout: ParallelLayout) -> tuple[str, ...]:
     remarks = []
     if layout.tp > 1:
         remarks.append(f"collectives among the {layout.tp} ranks")
+    if any(one.name.endswith("bias") for layer in model.layers for one in layer.weights):
+        remarks.append("biases and attention sinks")
     attentions = [layer.attention for layer in model.layers]
     if any(isinstance(one, MlaAttention) and one.sparse_top_k is not None for one in attentions):
         remarks.append(

@@ -11,8 +11,6 @@ from tonnage.kernels.execute.weights import Weight, random_weight
 from tonnage.kernels.spec import Inputs
 from tonnage.sim.cost.fused import FusedProduct
 
-ROUTED = ("sorted_rows", "block_experts", "used_blocks", "block_m", "order", "ends")
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
@@ -54,7 +52,7 @@ class ExpertProduct:
     def __call__(self, x: torch.Tensor, expert_ids: torch.Tensor, routed: Inputs) -> torch.Tensor:
         """Multiply `[tokens, k]` by the experts `[tokens, top_k]`: BF16 `[tokens * top_k, n]`."""
         activations = quantised_rows(x, self.weight, self.place)
-        inputs = {**self.weight.inputs, **activations, **routed, "expert_ids": expert_ids}
+        inputs = {**routed, **self.weight.inputs, **activations, "expert_ids": expert_ids}
         out: torch.Tensor = self.place.run(f"moe_{self.weight.kernel}", inputs)["out"]
         return out
 
@@ -69,8 +67,7 @@ def routed_rows(weight: Weight, expert_ids: torch.Tensor, place: Place) -> Input
     from tonnage.kernels.ops.moe_routing import with_routing
 
     block_m = _block_rows(weight, expert_ids.numel())
-    made = with_routing({"expert_ids": expert_ids}, experts, block_m)
-    return {name: value for name, value in made.items() if name in ROUTED}
+    return with_routing({"expert_ids": expert_ids}, experts, block_m)
 
 
 def _block_rows(weight: Weight, rows: int) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tonnage.kernels.execute.attention import batched_type
 from tonnage.kernels.execute.batch import Batch
 from tonnage.kernels.execute.build import Layer, LayerBuilder, RankSpec
 from tonnage.kernels.execute.formats import KV_SUFFIX, stored_bytes
@@ -18,6 +19,7 @@ from tonnage.kernels.execute.marks import Marks
 from tonnage.kernels.execute.pages import LayerCache, PagedMemory
 from tonnage.kernels.execute.place import Place
 from tonnage.kernels.execute.plan import (
+    ENGINE,
     LayerGroup,
     RowShape,
     head_product,
@@ -47,19 +49,20 @@ class Segment:
     run: Callable[[], None]
 
 
-def rank_bytes(spec: RankSpec, backend: str) -> float:
+def rank_bytes(spec: RankSpec, place: Place) -> float:
     """Estimate the weights of a rank in memory, absorbed copies and the embedding counted."""
     model, layout = spec.model, spec.layout
+    rearranged_bytes = batched_type(place.device).itemsize
     total = 0.0
     for group in layer_groups(model, spec.layers):
         for tensor in group.spec.weights:
-            ways = tensor_ways(tensor, layout, "sglang")
-            stored = stored_bytes(tensor.format, tensor.parameters / ways, backend)
-            absorbed = tensor.name.endswith("kv_b_proj") * BF16_BYTES * tensor.parameters / ways
-            total += group.run * (stored + absorbed)
+            parameters = tensor.parameters / tensor_ways(tensor, layout, ENGINE)
+            total += group.run * stored_bytes(tensor.format, parameters, place.backend)
+            if tensor.name.endswith("kv_b_proj"):
+                total += group.run * rearranged_bytes * parameters
     for tensor in model.outer_weights:
         if tensor.role is not Role.VISION:
-            total += BF16_BYTES * tensor.parameters / tensor_ways(tensor, layout, "sglang")
+            total += BF16_BYTES * tensor.parameters / tensor_ways(tensor, layout, ENGINE)
     return total
 
 
@@ -71,7 +74,7 @@ class RankModel:
         refuse_unrunnable(spec.model, spec.layout)
         if spec.kv_format not in KV_SUFFIX:
             raise BadInputError(f"kv: {spec.kv_format} is not executed; use {', '.join(KV_SUFFIX)}")
-        needed_bytes = rank_bytes(spec, place.backend)
+        needed_bytes = rank_bytes(spec, place)
         if free_bytes is not None and needed_bytes > free_bytes:
             raise InfeasibleError(
                 f"the weights of one rank of {spec.model.name} take {format_bytes(needed_bytes)}, "

@@ -11,7 +11,11 @@ ROPE_THETA = 1e4
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Divide rows by their root mean square and multiply by the weight."""
-    return functional.rms_norm(x, weight.shape, weight, NORM_EPSILON)
+    if x.is_cuda:
+        return functional.rms_norm(x, weight.shape, weight, NORM_EPSILON)
+    values = x.float()  # torch's own takes twice the time on a CPU
+    shrink = (values.square().mean(-1, keepdim=True) + NORM_EPSILON).rsqrt_()
+    return (values * shrink * weight).to(x.dtype)
 
 
 def rope_angles(positions: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:

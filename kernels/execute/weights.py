@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from tonnage.kernels.execute.formats import DENSE_FORMATS, FP8_SCALES, INT4_GROUPS, kernel_named
+from tonnage.kernels.execute.formats import DENSE_FORMATS, FP8_SCALES, INT4_GROUPS
 from tonnage.kernels.execute.place import Place
 from tonnage.kernels.quantise import fp8
 from tonnage.kernels.quantise.groups import in_groups
 from tonnage.kernels.quantise.int4 import SYMMETRIC_ZERO
+from tonnage.kernels.registry import kernel
 from tonnage.kernels.spec import Inputs
 
 LEVEL_STD = 4.32  # of levels drawn evenly from -7..7
@@ -79,7 +80,7 @@ def _int4(shape: tuple[int, ...], weight_format: str, place: Place, keep_values:
     name = f"gemm_int4_g{group}"
     # routing and counters belong to a call: made here of nothing, and made again at every call
     made |= {"x": scales.new_empty((1, k)), "expert_ids": _first_expert(place)}
-    spec = kernel_named(f"moe_{name}" if len(shape) == 3 else name)
+    spec = kernel(f"moe_{name}" if len(shape) == 3 else name)
     prepared = spec.prepare(made, place.backend)
     packed = {key: prepared[key] for key in prepared if key.startswith(("packed", "cpu_"))}
     return Weight(name, packed, shape, values)

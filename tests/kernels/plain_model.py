@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from tonnage.kernels.execute.attention import GqaBlock, MlaBlock
+from tonnage.kernels.execute.attention import GqaBlock
 from tonnage.kernels.execute.build import Layer
+from tonnage.kernels.execute.latent_attention import MlaBlock
 from tonnage.kernels.execute.mlp import DenseBlock, MoeBlock
 from tonnage.kernels.execute.products import ExpertProduct, Product
 from tonnage.kernels.execute.rank import RankModel

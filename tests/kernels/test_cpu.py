@@ -7,14 +7,14 @@ import torch
 
 from tonnage.kernels.compare import output_errors, row_error
 from tonnage.kernels.cpu import attention, formats, gemm_int4, linear
-from tonnage.kernels.cpu.backend import NONE, PREPARES, RUNS, with_cpu
+from tonnage.kernels.cpu.backend import NONE, PREPARES, RUNS
 from tonnage.kernels.dense_specs import DENSE_KERNELS
 from tonnage.kernels.registry import KERNELS
 from tonnage.kernels.spec import Axes, KernelSpec, load
 
 CASES = [
-    pytest.param(with_cpu(spec), axes, id=f"{spec.name}-{number}")
-    for spec in (*KERNELS.values(), *DENSE_KERNELS)
+    pytest.param(spec, axes, id=f"{spec.name}-{number}")
+    for spec in KERNELS.values()
     for number, axes in enumerate(spec.examples)
 ]
 
@@ -45,7 +45,7 @@ def test_prefill_is_right_on_either_kind_of_cpu(
 ) -> None:
     monkeypatch.setattr(attention, "multiplies_bf16", lambda: native)
     monkeypatch.setattr(attention, "PREFILL_ROWS", 50)
-    spec = with_cpu(KERNELS[name])
+    spec = KERNELS[name]
     assert wrong_outputs(spec, spec.examples[2], seed=5) == {}
 
 
@@ -63,7 +63,7 @@ def test_names_are_those_of_the_registry_and_of_functions() -> None:
 
 
 def test_running_again_gives_the_same() -> None:
-    spec = with_cpu(KERNELS["kv_copy_fp8"])
+    spec = KERNELS["kv_copy_fp8"]
     inputs = spec.prepare(spec.make_inputs(spec.examples[1], 3), "cpu")
     first = {name: value.clone() for name, value in spec.run(inputs, "cpu").items()}
     assert output_errors(spec, spec.run(inputs, "cpu"), first) == {"target": 0.0}
@@ -98,7 +98,7 @@ def test_a_dense_product_is_right_on_either_kind_of_cpu(
 
 @pytest.mark.parametrize("m", [gemm_int4.FUSED_M_MAX, gemm_int4.FUSED_M_MAX + 1])
 def test_packed_and_decoded_int4_agree(m: int) -> None:
-    spec = with_cpu(KERNELS["gemm_int4_g128_zp"])
+    spec = KERNELS["gemm_int4_g128_zp"]
     assert wrong_outputs(spec, {"m": m, "n": 272, "k": 256}, seed=m) == {}
 
 
@@ -119,7 +119,7 @@ def test_groups_keep_their_gathered_rows_small() -> None:
 
 
 def test_a_batch_of_empty_requests_attends_to_nothing() -> None:
-    spec = with_cpu(KERNELS["gqa_decode_fp8"])
+    spec = KERNELS["gqa_decode_fp8"]
     inputs = spec.make_inputs(spec.examples[1], 0)
     inputs["context_tokens"].zero_()
     assert not spec.run(inputs, "cpu")["output"].any()

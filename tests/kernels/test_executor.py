@@ -12,7 +12,7 @@ import torch
 from tests.kernels.plain_model import plain_logits, tiny
 from tonnage.kernels.execute.batch import make_batch
 from tonnage.kernels.execute.pages import OutOfPagesError
-from tonnage.kernels.execute.plan import layer_groups, layer_products, refuse_unrunnable
+from tonnage.kernels.execute.plan import layer_groups, layer_products, left_out, refuse_unrunnable
 from tonnage.kernels.execute.products import Product
 from tonnage.kernels.execute.rank import rank_bytes
 from tonnage.kernels.executor import (
@@ -36,10 +36,11 @@ from tonnage.sim.model.requantise import with_weights
 
 PAGE_TOKENS = 16
 ONE_THREAD = Repeats(samples=3)
-# Relative RMS error of logits after two layers: BF16 rounds some twenty times by 2^-9 on the way;
-# FP8 rounds activations to 2^-4, which averages out over the sums, or keys and values.
-BF16_ERROR = 0.02
-FP8_ERROR = 0.06
+# Relative RMS error of logits after two layers. BF16 rounds some twenty times by 2^-9 on the way;
+# e4m3 rounds keys and values, or the activations of every product, by up to 2^-4.
+BF16_ERROR = 0.012
+FP8_CACHE_ERROR = 0.03
+FP8_PRODUCTS_ERROR = 0.07
 
 
 @pytest.fixture(autouse=True)
@@ -94,18 +95,23 @@ def test_decode_after_prefill_is_full_attention(kind: str, kv: str, backend: str
     rank = rank_of(tiny(kind), kv, backend)
     tokens = rank.random_tokens(38)
     found = generated(runner_of(rank), tokens, (20, 17))
-    bound = BF16_ERROR if kv == "bf16" else FP8_ERROR
+    bound = BF16_ERROR if kv == "bf16" else FP8_CACHE_ERROR
     assert rms_error(found, plain_logits(rank, tokens)[-1:]) < bound
 
 
-@pytest.mark.parametrize("backend", ["cpu", "triton"])
-@pytest.mark.parametrize("weights", ["int4_g128", "int4_g32", "fp8", "fp8_block"])
-@pytest.mark.parametrize("kind", ["mla", "gqa"])
+@pytest.mark.parametrize(
+    ("kind", "weights", "backend"),
+    [
+        *(("mla", weights, "cpu") for weights in ("int4_g128", "fp8", "fp8_channel", "fp8_block")),
+        *(("gqa", weights, "cpu") for weights in ("int4_g32", "int4_g64", "fp8_block")),
+        *(("mla", weights, "triton") for weights in ("int4_g128", "fp8_block")),
+    ],
+)
 def test_quantised_weights_stand_for_their_values(kind: str, weights: str, backend: str) -> None:
     rank = rank_of(with_weights(tiny(kind), weights), backend=backend)
     tokens = rank.random_tokens(12)
     found = generated(runner_of(rank), tokens, (11,))
-    bound = BF16_ERROR if weights.startswith("int4") else FP8_ERROR
+    bound = BF16_ERROR if weights.startswith("int4") else FP8_PRODUCTS_ERROR
     assert rms_error(found, plain_logits(rank, tokens)[-1:]) < bound
 
 
@@ -123,19 +129,23 @@ def test_a_mixed_step_gives_each_request_what_it_gets_alone() -> None:
     assert rms_error(logits[1:], plain_logits(rank, tokens[20:29])[-1:]) < BF16_ERROR
 
 
-def test_an_error_of_the_size_of_a_missing_rotation_is_seen() -> None:
-    rank = rank_of(tiny("gqa"))
+@pytest.mark.parametrize("kind", ["mla", "gqa"])
+def test_tokens_in_another_order_are_told_apart(kind: str) -> None:
+    rank = rank_of(tiny(kind), "fp8_e4m3")
     tokens = rank.random_tokens(38)
     found = generated(runner_of(rank), tokens, (20, 17))
-    moved = torch.cat((tokens[1:-1], tokens[:1], tokens[-1:]))  # the same set of keys, in part
-    assert rms_error(found, plain_logits(rank, moved)[-1:]) > 2 * FP8_ERROR
+    moved = torch.cat((tokens[1:-1], tokens[:1], tokens[-1:]))
+    assert rms_error(found, plain_logits(rank, moved)[-1:]) > 2 * FP8_CACHE_ERROR
 
 
-@pytest.mark.parametrize(("kind", "absorbed"), [("mla", {"kv_b_proj"}), ("gqa", set())])
+@pytest.mark.parametrize(
+    ("kind", "tp", "absorbed"),
+    [("mla", 2, {"kv_b_proj"}), ("gqa", 2, set()), ("gqa", 4, set())],  # the last: KV heads twice
+)
 def test_decode_runs_the_products_of_the_cost_model(
-    monkeypatch: pytest.MonkeyPatch, kind: str, absorbed: set[str]
+    monkeypatch: pytest.MonkeyPatch, kind: str, tp: int, absorbed: set[str]
 ) -> None:
-    model, layout = tiny(kind), ParallelLayout(tp=2)
+    model, layout = tiny(kind), ParallelLayout(tp=tp)
     runner = runner_of(RankModel(RankSpec(model, layout, "bf16"), place_on("cpu")))
     ran: Counter[tuple[str, int, int]] = Counter()
     run = Product.__call__
@@ -183,7 +193,7 @@ def test_time_is_scaled_to_all_layers_of_a_kind() -> None:
 def test_the_time_of_a_slow_kind_counts_as_often_as_the_model_has_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ticks = iter(range(0, 1000))
+    ticks = iter(range(1000))
     monkeypatch.setattr("tonnage.kernels.executor.time.process_time", lambda: next(ticks))
     runner = runner_of(rank_of(tiny("mla", num_hidden_layers=8), layers=2))
     timing = runner.measure(decode_step(3), repeats=ONE_THREAD)
@@ -220,19 +230,31 @@ def test_a_layout_that_is_not_executed_is_refused(layout: ParallelLayout, messag
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("mla", "kv_lora_rank|latents of 512"),
-        ("gpt-oss-20b", "sliding windows"),
+        ("mla", r"latents of 512 \+ 64, not of 256 \+ 64"),
+        ("gpt-oss-20b", "sliding windows are not executed"),
         ("nvfp4", "weights: nvfp4 of mlp.experts.gate_proj is not executed; use one of bf16"),
     ],
 )
 def test_a_model_that_is_not_executed_is_refused(model: str, message: str) -> None:
     spec = {
         "mla": lambda: tiny("mla", kv_lora_rank=256),
-        "gpt-oss-20b": lambda: load_model("gpt-oss-20b"),
+        "gpt-oss-20b": lambda: with_weights(load_model("gpt-oss-20b"), "bf16"),
         "nvfp4": lambda: with_weights(tiny("mla"), "nvfp4"),
     }[model]()
     with pytest.raises(BadInputError, match=message):
         refuse_unrunnable(spec, ParallelLayout())
+
+
+@pytest.mark.parametrize("name", ["kimi-k2.6", "glm-5.2", "qwen3-235b-a22b"])
+def test_large_models_can_be_executed_as_one_of_eight_ranks(name: str) -> None:
+    model, layout = load_model(name), ParallelLayout(tp=8)
+    refuse_unrunnable(model, layout)
+    remarks = left_out(model, layout)
+    assert remarks[0] == "collectives among the 8 ranks"
+    assert any("sparse attention" in remark for remark in remarks) == (name == "glm-5.2")
+    groups = layer_groups(model, 6)
+    assert sum(group.run for group in groups) == 6
+    assert sum(group.count for group in groups) == len(model.layers)
 
 
 def test_weights_and_pages_that_do_not_fit_are_refused_before_they_are_made() -> None:
@@ -257,7 +279,7 @@ def test_the_estimate_of_weights_is_what_they_take(kind: str, weights: str) -> N
     model = with_weights(tiny(kind), weights)
     spec = RankSpec(model, ParallelLayout(), "bf16")
     rank = RankModel(spec, place_on("cpu"))
-    estimated = rank_bytes(spec, "cpu")
+    estimated = rank_bytes(spec, rank.place)
     assert estimated == pytest.approx(rank.held_bytes, rel=0.1)
 
 

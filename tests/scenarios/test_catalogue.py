@@ -37,7 +37,7 @@ def test_the_usual_gpus_are_there() -> None:
     assert wanted <= set(gpu_names())
 
 
-@pytest.mark.parametrize("name", gpu_names())
+@pytest.mark.parametrize("name", sorted(set(gpu_names()) - {"cpu"}))
 def test_a_gpu_is_plausible_and_says_where_each_figure_is_from(name: str) -> None:
     gpu = load_gpu(name)
     assert gpu.name == name
@@ -53,6 +53,14 @@ def test_a_gpu_is_plausible_and_says_where_each_figure_is_from(name: str) -> Non
     assert all(gpu.sources.values())
 
 
+def test_a_cpu_is_described_as_a_modest_one_of_nobody() -> None:
+    cpu = load_gpu("cpu")
+    assert cpu.nvlink_bytes_per_s is None
+    assert cpu.memory_bytes == 8 * 2**30
+    assert set(cpu.sources) == FIELDS
+    assert all("assumed" in cpu.sources[name] for name in ("memory", "memory_bandwidth"))
+
+
 def test_figures_of_the_h200() -> None:
     gpu = load_gpu("h200-sxm")
     assert gpu.memory_bytes == 143_771 * MIB
@@ -64,7 +72,7 @@ def test_figures_of_the_h200() -> None:
 
 
 def test_only_data_centre_gpus_have_nvlink() -> None:
-    without = {name for name in gpu_names() if load_gpu(name).nvlink_bytes_per_s is None}
+    without = {name for name in gpu_names() if load_gpu(name).nvlink_bytes_per_s is None} - {"cpu"}
     assert without == {"l40s", "rtx-4090", "rtx-5090", "rtx-pro-6000"}
 
 

@@ -81,7 +81,7 @@ def test_an_eagle3_draft_of_grouped_queries_reads_embedding_and_hidden_state() -
     assert shapes["self_attn.o_proj"] == (4096, 4096)
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", [one for one in model_names() if not one.startswith("laptop")])
 def test_every_model_can_have_an_eagle3_draft_in_its_own_layout(name: str) -> None:
     model, made = load_model(name), draft(name, EAGLE3)
     assert 0 < checkpoint_bytes(made.held) < 0.2 * checkpoint_bytes(model)

@@ -51,7 +51,7 @@ def test_json_alone_and_fewer_layers_with_the_tag_check() -> None:
     code, text, _ = run("laptop", *LITTLE, *SHORT, *options)
     assert code == 0
     device = json.loads(text)["pools"]["decode"]["device"]
-    assert (device["layers_run"], device["layers"]) == (2, 4)
+    assert device["layers_run"] == 2 < device["layers"]
     assert device["tag_check"] is True
 
 

@@ -126,17 +126,20 @@ class MeasuredExecutor(StepExecutor):
 
     def decode_s(self, decoding: Decoding, ramp: FloatArray) -> FloatArray:
         """Return the time of one rank's attention in the steps of `ramp`."""
-        seconds: FloatArray = np.zeros(len(ramp))
+        if not self._attentions:
+            return np.zeros(len(ramp))
         growth = decoding.growth / decoding.requests
-        means = decoding.context_sum / decoding.requests + growth * ramp
+        means = growth * ramp
+        means += decoding.context_sum / decoding.requests
         batch = max(1, round(decoding.requests))
+        seconds: FloatArray | float = 0.0
         for attention in self._attentions:
             contexts = means
             if attention.window_tokens is not None:
                 reads = limited_reads(decoding.contexts, attention.window_tokens, growth, ramp)
                 contexts = np.broadcast_to(reads, ramp.shape) / len(decoding.contexts)
-            seconds += attention.decode_s(batch, contexts, decoding.query_tokens)
-        return seconds
+            seconds = seconds + attention.decode_s(batch, contexts, decoding.query_tokens)
+        return np.asarray(seconds)
 
     # --- operator by operator -------------------------------------------------------------------
 

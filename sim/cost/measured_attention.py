@@ -61,8 +61,9 @@ class LayerAttention:
     def decode_s(self, batch: int, contexts: FloatArray, query_tokens: int) -> FloatArray:
         """Return the seconds of all layers at mean contexts `[steps]`."""
         curve = self.models.decode.curve(self.shape, batch)
-        seconds = curve.seconds_at(contexts / self.context_ranks)
-        return seconds * (self.layers * self._query_factor(query_tokens))
+        if self.context_ranks > 1:
+            contexts = contexts / self.context_ranks
+        return curve.seconds_at(contexts) * (self.layers * self._query_factor(query_tokens))
 
     def decode_time(self, batch: int, context_tokens: float, query_tokens: int) -> OperatorTime:
         """Return all layers at one context, with provenance."""

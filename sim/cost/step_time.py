@@ -97,8 +97,8 @@ class StepExecutor(ABC):
         if chunks:
             fixed_s += self.prefill_s(chunks) / ranks
         if not decodes:
-            return np.full(1, fixed_s)
-        return fixed_s + self.decode_s(self.decoding_of(step), _RAMP[:max_steps])
+            return np.array([fixed_s])
+        return self.decode_s(self.decoding_of(step), _RAMP[:max_steps]) + fixed_s
 
     @abstractmethod
     def times(self, step: Step) -> list[OperatorTime]:

@@ -40,6 +40,7 @@ class DecodeBatch:
         self._order = itertools.count()
         self._newcomers: list[Sequence] = []
         self._tokens_together = 0
+        self._longest: tuple[tuple[int, int, int], int] = (-1, 0, 0), 0
 
     def __len__(self) -> int:
         """Sequences that are computed, those included whose token nobody waits for."""
@@ -84,10 +85,14 @@ class DecodeBatch:
 
     def longest_total_tokens(self, most: int) -> int:
         """Return the most tokens that one sequence may hold in the end, `most` of them outputs."""
-        return max(
-            sequence.request.input_tokens + min(sequence.request.max_new_tokens, most)
-            for sequence in self._sequences
-        )
+        known = (self.version, len(self._sequences), most)
+        if self._longest[0] != known:  # asked before every step, and seldom another
+            longest = max(
+                sequence.request.input_tokens + min(sequence.request.max_new_tokens, most)
+                for sequence in self._sequences
+            )
+            self._longest = known, longest
+        return self._longest[1]
 
     def take_tokens_together(self) -> int:
         """Return the tokens that came with another one, of those that left since the last call."""

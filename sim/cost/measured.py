@@ -21,6 +21,7 @@ from tonnage.sim.cost.measured_attention import layer_attentions
 from tonnage.sim.cost.operator_models import OperatorModels
 from tonnage.sim.cost.operator_times import OperatorTime, total_s
 from tonnage.sim.cost.row_terms import RowTerm, RowTerms
+from tonnage.sim.cost.small_ops import SmallOpTerms
 from tonnage.sim.cost.step_time import Decoding, Rows, StepExecutor
 from tonnage.sim.domain import (
     DenseMlp,
@@ -98,6 +99,8 @@ class MeasuredExecutor(StepExecutor):
         self._moe = _moe_layers(model)
         self._reduces = _reduces(model, layout, engine)
         self._small_kernels = self._small_kernels_per_pass(model)
+        small = models.small
+        self._small = None if small is None else SmallOpTerms.of(small, model, layout, kv_format)
         self._pipeline_row_s = pipeline_row_s(model, layout, gpu)
         self._context_token_s = context_parallel_token_s(model, layout, gpu)
         self._terms = lru_cache(maxsize=2)(self._row_terms)  # of passes that are seen
@@ -229,14 +232,18 @@ class MeasuredExecutor(StepExecutor):
             sent_s += self._context_token_s * rows.rank
         if sent_s:
             yield OperatorTime.assumed("pipeline_and_context_links", sent_s)
+        if facts.step_overhead_s:
+            yield OperatorTime.assumed("engine_overhead", facts.step_overhead_s, spread=1.0)
+        if self._small is not None:
+            seconds = self._small.seconds(rows.rank, rows.rank_outputs, rows.in_graph)
+            yield OperatorTime.assumed("small_operators", seconds, "measured", spread=1.25)
+            return
         row_bytes = 4.0 * self._hidden_size * _ACTIVATION_BYTES
         moved_s = rows.rank * row_bytes / self._gpu.memory_bandwidth_bytes_per_s
         each_s = max(facts.small_kernel_s, moved_s / facts.small_kernel_efficiency)
         yield OperatorTime.assumed("small_kernels", self._small_kernels * each_s, spread=1.6)
         sampled_s = facts.sampling_s + facts.sampling_row_s * rows.rank_outputs
         yield OperatorTime.assumed("sampling", sampled_s)
-        if facts.step_overhead_s:
-            yield OperatorTime.assumed("engine_overhead", facts.step_overhead_s, spread=1.0)
 
     def _small_kernels_per_pass(self, model: ModelSpec) -> int:
         facts = self._assumptions

@@ -14,6 +14,7 @@ from tonnage.sim.cost.models.mla_bmm import MlaBmmModel
 from tonnage.sim.cost.models.moe import MoeModel
 from tonnage.sim.cost.models.prefill_attention import PrefillAttentionModel
 from tonnage.sim.cost.profile import Parameters, Profile
+from tonnage.sim.cost.small_ops import SmallOps
 from tonnage.sim.domain import GpuSpec
 
 if TYPE_CHECKING:
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperatorModels:
-    """Dense products, routed experts, collectives and attention of one GPU under one engine."""
+    """Dense products, routed experts, collectives and attention of one GPU under one engine.
+
+    `small`: the small operators between them, where the profile measured those too.
+    """
 
     gemm: GemmModel
     moe: MoeModel
@@ -31,6 +35,7 @@ class OperatorModels:
     prefill: PrefillAttentionModel
     mla_bmm: MlaBmmModel
     linear: LinearAttentionModel
+    small: SmallOps | None = None
 
 
 def operator_models(profile: Profile, gpu: GpuSpec) -> OperatorModels:
@@ -48,6 +53,7 @@ def operator_models(profile: Profile, gpu: GpuSpec) -> OperatorModels:
         PrefillAttentionModel(*attention("attention_prefill")),
         MlaBmmModel(*attention("mla_bmm")),
         LinearAttentionModel(*attention("linear_attention")),
+        SmallOps.from_tables(tables),
     )
 
 

@@ -90,7 +90,11 @@ class _Maker:
 
     def _step_assumptions(self) -> StepAssumptions:
         asked = self.scenario.engine
-        return StepAssumptions(routing=asked.routing, step_overhead_s=asked.step_overhead)
+        return StepAssumptions(
+            routing=asked.routing,
+            shared_expert_beside=not _is_cpu(self.gpu),  # there is no second stream
+            step_overhead_s=asked.step_overhead,
+        )
 
     def _captured(self, layout: ParallelLayout) -> tuple[int, ...]:
         if self.pool.role == "prefill":
@@ -98,6 +102,8 @@ class _Maker:
         speculation = self.pool.speculation
         query_tokens = 1 if speculation is None else speculation.query_tokens
         per_rank = max(1, self.pool.max_running_requests // self.pool.layout.attention_dp)
+        if _is_cpu(self.gpu):  # no graphs: nothing is padded
+            return tuple(range(1, per_rank + 1))
         return captured_batch_sizes(self.engine, self.gpu, layout.tp, per_rank, query_tokens)
 
     def assumptions(self, profile: Profile | None) -> list[str]:
@@ -108,12 +114,21 @@ class _Maker:
                 "engine overheads (a lower bound)"
             ]
         facts = self._step_assumptions()
+        small = (
+            "small operators: measured"
+            if "small_ops" in profile.tables
+            else "small kernels 2.5 us each, sampling 65 us and 0.9 us per row: estimates of a "
+            "trace study"
+        )
         return [
             f"{role}: step times: {self.choice.why}",
             f"routing of tokens to experts: {facts.routing}",
-            "small kernels 2.5 us each, sampling 65 us and 0.9 us per row: estimates of a trace "
-            f"study; engine overhead {facts.step_overhead_s * 1e3:g} ms per step",
+            f"{small}; engine overhead {facts.step_overhead_s * 1e3:g} ms per step",
         ]
+
+
+def _is_cpu(gpu: GpuSpec) -> bool:
+    return gpu.compute_capability == "0.0"
 
 
 @lru_cache(maxsize=8)

@@ -64,9 +64,11 @@ def decode_folds(thinned: pd.DataFrame, rows: pd.DataFrame) -> Iterator[Fold]:
     yield Fold("far", what, thinned[near], test[far], "extrapolation")
 
 
-def decode_trainer(train: pd.DataFrame, rates: Rates, start: Forms) -> Predictor:
+def decode_trainer(
+    train: pd.DataFrame, rates: Rates, start: Forms, slower: float = 1.0
+) -> Predictor:
     """Return a predictor fitted to the rows of a table alone."""
-    forms = fit_forms(train, decode_work, "context_tokens", start)
+    forms = fit_forms(train, decode_work, "context_tokens", start, slower)
     model = DecodeAttentionModel(train, {"forms": forms}, rates)
 
     def predict(shape: AttentionShape, rows: Columns) -> tuple[FloatArray, str]:
@@ -126,12 +128,14 @@ def _short_prompt_folds(thinned: pd.DataFrame, dense: pd.DataFrame) -> Iterator[
         yield Fold("short prompts", _HEADS, others, test, "extrapolation")
 
 
-def prefill_trainer(train: pd.DataFrame, rates: Rates, start: Forms) -> Predictor:
+def prefill_trainer(
+    train: pd.DataFrame, rates: Rates, start: Forms, slower: float = 1.0
+) -> Predictor:
     """Return a predictor fitted to the rows of a table alone."""
     is_sparse = train["kind"].isin(DSA_KINDS)
     is_short = is_sparse & is_dense(train)
     fitted = {
-        "forms": fit_forms(train[~is_sparse], prefill_work, "new_tokens", start),
+        "forms": fit_forms(train[~is_sparse], prefill_work, "new_tokens", start, slower),
         "sparse_forms": fit_sparse_forms(train[~is_short]),
         "dense_flops_per_s": dense_rates(train[is_short]),
     }

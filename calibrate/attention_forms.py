@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import pandas as pd
 
+from tonnage.calibrate.held_out import LEAST_POWER
 from tonnage.calibrate.imports.sparse_attention import is_dense
 from tonnage.sim.cost.models.attention import (
     DSA_KINDS,
@@ -28,6 +29,7 @@ _SHARPNESS = (1.5, 3.0, 8.0)
 _START = (1e-5, 1e-9, 1e-8, 1e-9, 2e12, 3e14, 2e12)
 _LEAST = (1e-7, 1e-13, 1e-13, 1e-15, 1e10, 1e12, 1e10)
 _MOST = (1e-3, 1e-4, 1e-5, 1e-4, 4e13, 1e17, 4e13)
+_IS_RATE = np.array([0, 0, 0, 0, 1, 1, 1])
 _OUTLIER = 0.1  # relative residuals beyond this count less (soft L1)
 _MOST_ROWS, _QUICK_ROWS = 4000, 600
 _LARGE_CALL_TOKENS = 8192
@@ -39,10 +41,12 @@ def fit_forms(
     work_of: WorkOf,
     tokens: str,
     start: Forms | None = None,
+    slower: float = 1.0,
 ) -> Forms:
     """Return the fitted form of every family of shapes in a table, by `form_key`.
 
     `start`: forms to start from, whose sharpness is kept; with them fewer rows are enough.
+    `slower`: than a GPU the device is (`held_out.slowdown`).
     """
     families: defaultdict[str, list[tuple[AttentionShape, Columns]]] = defaultdict(list)
     for shape, rows in shapes_of(table):
@@ -52,21 +56,27 @@ def fit_forms(
         first = None if start is None else start.get(key)
         most_rows = _MOST_ROWS if first is None else _QUICK_ROWS
         features, seconds = _features(members, work_of, tokens, most_rows)
-        starts = [_START] * len(_SHARPNESS) if first is None else [tuple(first.values())[:-1]]
+        usual = tuple(np.array(_START) / slower**_IS_RATE)
+        starts = [usual] * len(_SHARPNESS) if first is None else [tuple(first.values())[:-1]]
         sharpnesses = _SHARPNESS if first is None else (first["sharpness"],)
         pairs = zip(starts, sharpnesses, strict=True)
-        fits = [_fit(features, seconds, one, sharpness) for one, sharpness in pairs]
+        least = np.log(_LEAST) - LEAST_POWER * np.log(slower) * _IS_RATE
+        fits = [_fit(features, seconds, one, sharpness, least) for one, sharpness in pairs]
         found[key] = min(fits, key=lambda fit: fit[0])[1].to_json()
     return found
 
 
 def _fit(
-    features: FloatArray, seconds: FloatArray, start: Sequence[float], sharpness: float
+    features: FloatArray,
+    seconds: FloatArray,
+    start: Sequence[float],
+    sharpness: float,
+    least: FloatArray,
 ) -> tuple[float, AttentionForm]:
     """Return the cost (soft L1 of residuals in logs) and the form of the least."""
     from scipy.optimize import least_squares
 
-    least, most = np.log(_LEAST), np.log(_MOST)
+    most = np.log(_MOST)
     fit = least_squares(
         lambda logs: np.log(_form_seconds(np.exp(logs), features, sharpness) / seconds),
         np.clip(np.log(start), least + _OFF_BOUND, most - _OFF_BOUND),

@@ -17,6 +17,7 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from tonnage.calibrate.fit_quantise import fit_quantise
+from tonnage.calibrate.held_out import LEAST_POWER as _LEAST_POWER
 from tonnage.calibrate.held_out import rounded, summary
 from tonnage.calibrate.imports.gemm import COLUMNS, gemm_rows, int4_expert_bytes_per_s
 from tonnage.calibrate.imports.wheel import GPU_FOLDERS
@@ -183,19 +184,23 @@ def thinned(rows: pd.DataFrame, widths: Sequence[int]) -> pd.DataFrame:
     return kept.assign(seconds=rounded(kept["seconds"])).reset_index(drop=True)
 
 
-def fit_form(name: str, rows: pd.DataFrame) -> GemmForm:
-    """Fit the physical form to the log seconds of rows (soft-L1, so that outliers pull little)."""
+def fit_form(name: str, rows: pd.DataFrame, slower: float = 1.0) -> GemmForm:
+    """Fit the physical form to the log seconds of rows (soft-L1, so that outliers pull little).
+
+    `slower`: than a GPU of 2 TB/s the device is (`held_out.slowdown`).
+    """
     m, n, k = (rows[axis].to_numpy(dtype=np.float64) for axis in "mnk")
     matrix_bytes = number_format(name).matrix_bytes
     weight_bytes = np.array([matrix_bytes(int(a), int(b)) for a, b in zip(n, k, strict=True)])
     target = np.log(rows["seconds"].to_numpy())
     is_quantised = name not in ("bf16", "fp16")
-    start = [np.log(3e-6), np.log(3e12), np.log(1e15), np.log(4.0)]
-    lowest = [np.log(1e-7), np.log(1e10), np.log(1e12), np.log(1.0)]
+    rate, least_rate = np.log(slower), _LEAST_POWER * np.log(slower)
+    start = [np.log(3e-6), np.log(3e12) - rate, np.log(1e15) - rate, np.log(4.0)]
+    lowest = [np.log(1e-7), np.log(1e10) - least_rate, np.log(1e12) - least_rate, np.log(1.0)]
     highest = [np.log(1e-3), np.log(1e14), np.log(1e17), np.log(8.0)]
     if is_quantised:
-        start.append(np.log(1e12))
-        lowest.append(np.log(1e9))
+        start.append(np.log(1e12) - rate)
+        lowest.append(np.log(1e9) - least_rate)
         highest.append(np.log(1e16))
 
     def residuals(logs: FloatArray) -> FloatArray:

@@ -10,6 +10,16 @@ import numpy as np
 from tonnage.sim.domain import FloatArray
 
 _SIGNIFICANT_DIGITS = 4
+_GPU_BYTES_PER_S, _SLOWEST_GPU_BYTES_PER_S = 2e12, 2e11
+LEAST_POWER = 1.5  # of the slowdown, by which the least rates of a fit are lowered
+
+
+def slowdown(bytes_per_s: float) -> float:
+    """Return how much slower than GPUs a device's memory is: where a fit of its rates starts.
+
+    One for every GPU, a hundred for a CPU: what a fit tries for a GPU has no rates of a CPU.
+    """
+    return 1.0 if bytes_per_s > _SLOWEST_GPU_BYTES_PER_S else _GPU_BYTES_PER_S / bytes_per_s
 
 
 def summary(regime: str, held_out: str, errors: FloatArray) -> dict[str, Any]:

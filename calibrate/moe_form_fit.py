@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
+from tonnage.calibrate.held_out import LEAST_POWER
 from tonnage.calibrate.moe_rows import CURVE, FAMILY, catalogue_families
 from tonnage.sim.cost.models.moe_form import BALANCED, MoeForm, MoeShape
 from tonnage.sim.cost.models.moe_table import SHAPE_COLUMNS
@@ -15,6 +16,7 @@ from tonnage.sim.domain import FloatArray
 _START = np.log([2e-5, 3e12, 5e14, 3.0, 1e12, 1e-9])
 _LOWEST = np.log([1e-6, 2e11, 2e13, 1.0, 5e10, 1e-12])
 _HIGHEST = np.log([3e-4, 1.2e13, 1e16, 12.0, 1e14, 5e-7])
+_IS_RATE = np.array([0, 1, 1, 0, 1, 0])
 _MOST_ROWS = 3000  # of one fit: more do not change six parameters
 
 # TensorRT-LLM's BF16 and FP8 tables on Hopper hold whole curves 3 to 6 times as slow as those of
@@ -40,8 +42,11 @@ def fit_forms(rows: pd.DataFrame) -> dict[tuple[str, str], MoeForm]:
     return {key: forms[key] for key in sorted(forms, key=orders.__getitem__)}
 
 
-def fit_form(weight_format: str, rows: pd.DataFrame) -> MoeForm:
-    """Fit one form to balanced rows: columns `SHAPE_COLUMNS`, tokens and seconds."""
+def fit_form(weight_format: str, rows: pd.DataFrame, slower: float = 1.0) -> MoeForm:
+    """Fit one form to balanced rows: columns `SHAPE_COLUMNS`, tokens and seconds.
+
+    `slower`: than a GPU the device is (`held_out.slowdown`).
+    """
     if len(rows) > _MOST_ROWS:
         rows = rows.iloc[np.linspace(0, len(rows) - 1, _MOST_ROWS).astype(int)]
     sizes = _sizes(weight_format, rows)
@@ -52,9 +57,9 @@ def fit_form(weight_format: str, rows: pd.DataFrame) -> MoeForm:
         difference: FloatArray = np.log(form.of_sizes(*sizes)) - target
         return difference
 
-    found = least_squares(
-        residuals, _START, bounds=(_LOWEST, _HIGHEST), loss="soft_l1", f_scale=0.1
-    )
+    rate = np.log(slower) * _IS_RATE
+    bounds = (_LOWEST - LEAST_POWER * rate, _HIGHEST)
+    found = least_squares(residuals, _START - rate, bounds=bounds, loss="soft_l1", f_scale=0.1)
     return MoeForm(*(float(f"{value:.6g}") for value in np.exp(found.x)))
 
 

@@ -24,6 +24,15 @@ EXPERT_FORMATS: Mapping[str, float] = {
     "int4_g32": 0.5625,
     "int4_g128": 0.515625,
 }
+EXPERT_AXES = {
+    "tokens": "tokens",
+    "experts": "experts",
+    "top_k": "experts a token goes to",
+    "hidden": "features of a token",
+    "inter": "width of a rank's part of an expert",
+    "ways": "ranks that an expert is cut over",
+    "balanced": "1: tokens take the experts in turn; 0: at random",
+}
 # Operators on rows, and how often each number of a row crosses memory.
 ROW_PARTS: Mapping[str, tuple[str, float]] = {
     "norm": ("divide rows by their root mean square", 2.0),
@@ -81,23 +90,16 @@ def _experts(weight_format: str) -> KernelSpec:
     return KernelSpec(
         name=f"experts_{weight_format}",
         summary=f"routed experts of a layer, {weight_format}: up, gate, down, sum of choices",
-        axes={
-            "tokens": "tokens",
-            "experts": "experts",
-            "top_k": "experts a token goes to",
-            "hidden": "features of a token",
-            "inter": "width of an expert",
-            "balanced": "1: tokens take the experts in turn; 0: at random",
-        },
+        axes=EXPERT_AXES,
         flops=_experts_flops,
         bytes=partial(_experts_bytes, weight_bytes=EXPERT_FORMATS[weight_format]),
         inputs=f"{PARTS}:make_{weight_format}_experts",
         reference_function=f"{PARTS}:experts_reference",
         runs={"triton": f"{PARTS}:run_experts", "cpu": f"{PARTS}:run_experts"},
         tolerances={"out": 5e-2},
-        examples=(
-            dict(tokens=5, experts=4, top_k=2, hidden=128, inter=128, balanced=1),
-            dict(tokens=17, experts=4, top_k=1, hidden=256, inter=128, balanced=0),
+        examples=tuple(
+            dict(zip(EXPERT_AXES, sizes, strict=True))
+            for sizes in ((5, 4, 2, 128, 128, 1, 1), (17, 4, 1, 256, 128, 1, 0))
         ),
     )
 

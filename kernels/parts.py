@@ -139,9 +139,7 @@ def _experts_inputs(axes: Axes, seed: int, device: str, weight_format: str) -> I
     weights = {name: random_weight(shape, weight_format, place) for name, shape in shapes.items()}
     ids = _expert_ids(axes, place.random)
     held: Inputs = {
-        f"{name}.{key}": value
-        for name, one in weights.items()
-        for key, value in one.inputs.items()
+        f"{name}.{key}": value for name, one in weights.items() for key, value in one.inputs.items()
     }
     return {
         "x": place.normal(axes["tokens"], hidden),
@@ -244,13 +242,15 @@ def mla_prefill(inputs: Inputs) -> Outputs:
     """Attend prompt by prompt."""
     parts = [inputs[name].chunk(inputs["prompts"]) for name in ("queries", "keys", "values")]
     scale = inputs["queries"].shape[-1] ** -0.5
-    return {"out": torch.cat([causal(*one, scale) for one in zip(*parts, strict=True)])}
+    prompts = zip(*parts, strict=True)
+    return {"out": torch.cat([causal(q, k, v, scale) for q, k, v in prompts])}
 
 
 def mla_prefill_reference(inputs: Inputs) -> Outputs:
     """Attend in f64."""
     outs = []
-    parts = [inputs[name].double().chunk(inputs["prompts"]) for name in ("queries", "keys", "values")]
+    names = ("queries", "keys", "values")
+    parts = [inputs[name].double().chunk(inputs["prompts"]) for name in names]
     for queries, keys, values in zip(*parts, strict=True):
         logits = torch.einsum("qhd,khd->hqk", queries, keys) * queries.shape[-1] ** -0.5
         new, held = logits.shape[1:]

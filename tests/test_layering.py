@@ -1,4 +1,7 @@
-"""Imports run one way: cli -> api -> calibrate, scenarios -> sim; in sim only engine has simpy."""
+"""Imports run one way: cli -> api -> calibrate, scenarios -> sim; in sim only engine has simpy.
+
+`kernels` stands beside them: nobody imports it before it is needed, as it needs torch.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("sim", "scenarios", "calibrate")
+FOLDERS = ("sim", "scenarios", "calibrate", "kernels")
 MODULES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 
@@ -42,14 +45,37 @@ def forbidden_imports(path: Path) -> set[str]:
     if room[0] == "calibrate":
         banned |= {"simpy", "tonnage.api", "tonnage.cli", "tonnage.sim.engine"}
         banned |= {"aiconfigurator_core"}
+    if room[0] == "kernels":
+        banned = {"simpy", "tonnage.api", "tonnage.cli", "tonnage.sim.engine", "streamlit"}
+        banned |= {"tonnage.calibrate", "tonnage.scenarios", "aiconfigurator_core"}
     return {
         name for name in names if any(name == ban or name.startswith(f"{ban}.") for ban in banned)
     }
 
 
+def imported_at_once(path: Path) -> set[str]:
+    """Return what importing a file imports: nothing inside functions, nothing for types alone."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+        elif isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.Try):
+            names.add("imports inside a try")
+    return names
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_module_imports_only_what_its_room_may(path: Path) -> None:
     assert forbidden_imports(path) == set()
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "calibrate").glob("*.py")), ids=lambda path: path.name
+)
+def test_calibrating_loads_kernels_when_it_measures_and_not_before(path: Path) -> None:
+    assert not {name for name in imported_at_once(path) if name.startswith("tonnage.kernels")}
 
 
 def test_the_check_sees_an_import_inside_a_function(tmp_path: Path) -> None:

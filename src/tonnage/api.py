@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -38,6 +40,9 @@ from tonnage.sim.traffic.build import session_totals
 from tonnage.sim.traffic.spec import TrafficSpec
 from tonnage.sim.traffic.traces import read_trace
 from tonnage.step_times import StepTimes
+
+if TYPE_CHECKING:
+    from tonnage.calibrate.own import Calibrated
 
 _EXPLAINED_REQUESTS = 32  # where a scenario names no concurrency
 
@@ -219,6 +224,30 @@ def import_profile(gpu: str, engine: str, *, progress: Progress | None = None) -
     from tonnage.calibrate.build import build_profile  # the readers and the optimiser are heavy
 
     return build_profile(gpu, engine, progress=progress)
+
+
+def calibrate(
+    device: str | None = None,
+    models: Sequence[str] = (),
+    *,
+    quick: bool = False,
+    threads: int = 1,
+    gpu: str | None = None,
+    out: Path | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> Calibrated:
+    """Measure this machine's kernels, and write a profile of it where `profile: auto` finds it.
+
+    `device`: cpu, cuda or cuda:1; `models`: scenarios or models, as in `calibrate.wanted`. Raises
+    BadInputError where torch or the device is missing.
+    """
+    from tonnage.calibrate import own  # heavy, and needs torch
+
+    asked = own.Calibration(
+        device, own.split_names(models), quick, threads, gpu, out=out, fresh=fresh
+    )
+    return own.calibrate(asked, progress)
 
 
 # --- reports ------------------------------------------------------------------------------------

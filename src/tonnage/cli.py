@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tonnage.cli_calibrate import calibrate
 from tonnage.cli_execute import execute
 from tonnage.cli_explain import explain
 from tonnage.cli_profile import profile_app
@@ -250,6 +251,7 @@ def _report_memory(
         print_memory(output_console(), runs)
 
 
+app.command()(calibrate)
 app.command()(explain)
 app.command()(execute)
 app.command()(sweep)

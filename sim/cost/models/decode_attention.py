@@ -97,6 +97,7 @@ class DecodeAttentionModel:
             key: AttentionForm.from_json(form) for key, form in fitted.get("forms", {}).items()
         }
         self._intervals = fitted.get("intervals", {})
+        self._source: Source = fitted.get("source", "imported")
         self._roofline = datasheet_form(rates)
         self._surface = lru_cache(maxsize=512)(self._make_surface)
         self.curve = lru_cache(maxsize=16384)(self._make_curve)
@@ -143,7 +144,7 @@ class DecodeAttentionModel:
             unknown = intervals_of({}, shape, "outside")
             return "datasheet", unknown, unknown
         outside_regime = "scaled" if regime == "scaled" else "outside"
-        source: Source = "scaled" if regime == "scaled" else "imported"
+        source: Source = "scaled" if regime == "scaled" else self._source
         inside = intervals_of(self._intervals, shape, regime)
         return source, inside, intervals_of(self._intervals, shape, outside_regime)
 

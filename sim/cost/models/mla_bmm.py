@@ -30,6 +30,7 @@ class MlaBmmModel:
 
     def __init__(self, table: pd.DataFrame, fitted: Mapping[str, Any], rates: Rates) -> None:
         self._rates = rates
+        self._source: Source = fitted.get("source", "imported")
         self._launch_s = float(fitted.get("launch_s", 0.0))
         self._interval = tuple(fitted.get("interval", _UNKNOWN_INTERVAL))
         self._outside = tuple(fitted.get("outside_interval", _UNKNOWN_INTERVAL))
@@ -48,7 +49,7 @@ class MlaBmmModel:
         seconds = (self._launch_s + roofline) * np.exp(grid.at(heads, np.maximum(rows, 1.0)))
         is_inside = grid.inside(heads, rows)
         low, high = self._interval if is_inside else self._outside
-        source: Source = "imported" if known == weight_format else "scaled"
+        source = self._source if known == weight_format else "scaled"
         return Estimate(seconds, float(low), float(high), source, is_inside, roofline)
 
     def curve(self, heads: int, weight_format: str) -> OperatorCurve:

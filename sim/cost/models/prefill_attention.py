@@ -135,6 +135,7 @@ class PrefillAttentionModel:
             key: AttentionForm.from_json(form) for key, form in fitted.get("forms", {}).items()
         }
         self._intervals = fitted.get("intervals", {})
+        self._source: Source = fitted.get("source", "imported")
         self._roofline = datasheet_form(rates)
         self._surface = lru_cache(maxsize=512)(self._make_surface)
         self._curves = lru_cache(maxsize=512)(self._make_curves)
@@ -240,7 +241,7 @@ class PrefillAttentionModel:
         if regime == "scaled":
             return (*intervals_of(self._intervals, shape, "scaled"), "scaled")
         factors = intervals_of(self._intervals, shape, regime if is_measured else "outside")
-        return (*factors, "imported")
+        return (*factors, self._source)
 
     # --- surfaces -------------------------------------------------------------------------------
 

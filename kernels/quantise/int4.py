@@ -75,9 +75,9 @@ def check_int4_shape(n: int, k: int, group: int) -> None:
 
 
 def quantise_int4(weight: torch.Tensor, group: int = 128, symmetric: bool = True) -> Int4Weight:
-    """Quantise `[..., n, k]` to the nearest of 16 levels per group; error <= 0.54 scale.
+    """Quantise `[..., n, k]` to the nearest of 16 levels per group; error <= 0.56 scale.
 
-    Half a level, and up to 15 levels of the scale's own rounding to BF16 (2^-9) at the ends.
+    Half a level, and at the ends 15 levels of the scale's own rounding to BF16 (2^-8).
     """
     n, k = weight.shape[-2:]
     check_int4_shape(n, k, group)

@@ -81,7 +81,7 @@ def test_int4_is_within_half_a_level(seed: int, group: int, symmetric: bool) -> 
     weight[4, :group] = weight[4, :group].abs() + 1  # one sign only
     stored = quantise_int4(weight, group, symmetric)
     error = (dequantise_int4(stored) - weight).abs().view(16, -1, group)
-    assert bool((error <= 0.54 * unpack_int4(stored)[1].float()[..., None]).all())
+    assert bool((error <= 0.56 * unpack_int4(stored)[1].float()[..., None]).all())
 
 
 def test_int4_keeps_what_it_can_hold() -> None:

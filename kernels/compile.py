@@ -35,7 +35,6 @@ from tonnage.kernels.compiled import (
     read_records,
     write_records,
 )
-from tonnage.kernels.cpu.backend import with_cpu
 from tonnage.kernels.document import (
     DOCUMENT,
     catalogue,
@@ -193,7 +192,7 @@ def _keep(every: list[Unit], new: Iterable[Compiled]) -> None:
 
 
 def _sections(every: list[Unit]) -> dict[str, str]:
-    specs = map(with_cpu, KERNELS.values())
+    specs = KERNELS.values()
     allowed = exceptions(unit.config for unit in every)
     made = table(read_records(RECORDS))
     return {"catalogue": catalogue(specs), "compiled": f"{allowed}\n\n{made}"}

@@ -12,9 +12,6 @@ from functools import cache, partial
 
 import torch
 
-from tonnage.kernels.cpu.backend import with_cpu
-from tonnage.kernels.dense_specs import DENSE_KERNELS
-from tonnage.kernels.gemm_specs import ACTIVATION_KERNELS, GEMM_KERNELS
 from tonnage.kernels.part_specs import PART_KERNELS
 from tonnage.kernels.provenance import Provenance
 from tonnage.kernels.registry import KERNELS
@@ -37,8 +34,7 @@ Cut = Callable[[Inputs, Axes], Inputs]
 @cache
 def measured_kernels() -> Mapping[str, KernelSpec]:
     """Return every kernel and part of a step, with their CPU backends."""
-    every = (*KERNELS.values(), *GEMM_KERNELS, *ACTIVATION_KERNELS, *DENSE_KERNELS, *PART_KERNELS)
-    return {spec.name: with_cpu(spec) for spec in every}
+    return {**KERNELS, **{spec.name: spec for spec in PART_KERNELS}}
 
 
 def backend_of(spec: KernelSpec, device: str) -> str | None:

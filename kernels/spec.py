@@ -83,21 +83,25 @@ class KernelSpec:
 
     def make_inputs(self, axes: Axes, seed: int, device: str = "cpu") -> Inputs:
         """Return fresh random inputs, with page tables in random order."""
-        return load(self.inputs)(axes, seed, device)  # type: ignore[no-any-return]
+        made: Inputs = load(self.inputs)(axes, seed, device)
+        return made
 
     def prepare(self, inputs: Inputs, backend: str) -> Inputs:
         """Return the inputs as the backend wants its weights: once per weight, never timed."""
         if dotted := self.prepares.get(backend):
-            return load(dotted)(inputs)  # type: ignore[no-any-return]
+            prepared: Inputs = load(dotted)(inputs)
+            return prepared
         return inputs
 
     def run(self, inputs: Inputs, backend: str = "triton") -> Outputs:
         """Run the kernel on prepared inputs; running it again on them gives the same outputs."""
-        return load(self.runs[backend])(inputs)  # type: ignore[no-any-return]
+        outputs: Outputs = load(self.runs[backend])(inputs)
+        return outputs
 
     def reference(self, inputs: Inputs) -> Outputs:
         """Return what the kernel should have computed, in higher precision."""
-        return load(self.reference_function)(inputs)  # type: ignore[no-any-return]
+        expected: Outputs = load(self.reference_function)(inputs)
+        return expected
 
     def configs(self) -> tuple[LaunchConfig, ...]:
         """Return the shipped launch configurations; imports triton."""

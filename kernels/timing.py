@@ -253,7 +253,7 @@ def _time_on_gpu(calls: Sequence[Call], method: Method) -> tuple[Timing, GpuStat
     call_s = _event_seconds(lambda: eager(len(calls)), method.device) / len(calls)
     # whole rounds: a replay starts again with the first inputs
     number = len(calls) * ceil(calls_per_sample(call_s, method.sample_s) / len(calls))
-    replay: Call = lambda: eager(number)  # noqa: E731
+    replay: Call = partial(eager, number)
     if method.graph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

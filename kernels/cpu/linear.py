@@ -30,7 +30,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Multiply BF16 `[m, k]` by BF16 `[n, k]`: BF16 `[m, n]`."""
     if multiplies_bf16() or x.shape[0] <= SCALAR_M_MAX:
         return x @ weight.mT
-    rows: RowsDecoder = lambda first, last: weight[first:last].float()  # noqa: E731
+
+    def rows(first: int, last: int) -> torch.Tensor:
+        return weight[first:last].float()
+
     return decoded_product(x, weight.shape[0], rows).bfloat16()
 
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import cast
 
 from tonnage.sim.domain import BadInputError
 from tonnage.sim.traffic.files import csv_cells, numbered_lines
@@ -102,7 +103,7 @@ def block_ids(path: Path, place: Place, field: str, value: object) -> tuple[int,
 
 def _whole(values: list[object]) -> bool:
     """Tell whether all are whole numbers of at least 0; long lists are the rule."""
-    return not values or (set(map(type, values)) == {int} and min(values) >= 0)  # type: ignore[type-var,operator]
+    return set(map(type, values)) <= {int} and min(cast(list[int], values), default=0) >= 0
 
 
 def moment(path: Path, line: int, field: str, text: str) -> datetime:

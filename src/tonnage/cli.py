@@ -16,6 +16,7 @@ import typer
 from tonnage.cli_calibrate import calibrate
 from tonnage.cli_execute import execute
 from tonnage.cli_explain import explain
+from tonnage.cli_options import Overrides, ScenarioName
 from tonnage.cli_profile import profile_app
 from tonnage.cli_sweep import sweep
 from tonnage.cli_trace import trace_app
@@ -80,13 +81,6 @@ def root(
     """
 
 
-_ScenarioName = Annotated[
-    str, typer.Argument(metavar="SCENARIO", help="A scenario file or a shipped name.")
-]
-_Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="Override a field, as often as needed."),
-]
 _JsonFile = Annotated[
     str | None,
     typer.Option("--json", metavar="FILE|-", help="Write the report as JSON; '-' prints only it."),
@@ -101,8 +95,8 @@ _Seed = Annotated[
 
 @app.command()
 def simulate(
-    scenario: _ScenarioName,
-    overrides: _Overrides = None,
+    scenario: ScenarioName,
+    overrides: Overrides = None,
     exact: Annotated[
         bool, typer.Option("--exact", help="Step token by token; slower, the same result.")
     ] = False,
@@ -181,7 +175,7 @@ def memory(
     scenario: Annotated[
         str | None, typer.Argument(metavar="[SCENARIO]", help="A scenario file or a shipped name.")
     ] = None,
-    overrides: _Overrides = None,
+    overrides: Overrides = None,
     model: Annotated[
         str | None, typer.Option(help="Instead of a scenario: a model, config.json or its folder.")
     ] = None,

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-ScenarioName = Annotated[
-    str, typer.Argument(metavar="SCENARIO", help="A scenario file or a shipped name.")
-]
+from tonnage.cli_options import JsonFile, Overrides, ScenarioName, SummaryFolder
 
 
 def execute(
     scenario: ScenarioName,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Override a field, as often as needed."),
-    ] = None,
+    overrides: Overrides = None,
     budget: Annotated[
         str, typer.Option(metavar="TIME", help="Time to measure steps in, all pools together.")
     ] = "90s",
@@ -29,13 +23,8 @@ def execute(
     tags: Annotated[
         bool, typer.Option("--tags", help="Check the page tags in every step.")
     ] = False,
-    json_file: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE|-", help="Write it as JSON; '-' prints only it."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Write summary.json there.")
-    ] = None,
+    json_file: JsonFile = None,
+    out: SummaryFolder = None,
 ) -> None:
     """Run a scenario's steps on real kernels, and compare with what was predicted.
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-ScenarioName = Annotated[
-    str, typer.Argument(metavar="SCENARIO", help="A scenario file or a shipped name.")
-]
+from tonnage.cli_options import JsonFile, Overrides, ScenarioName, SummaryFolder
 
 
 def explain(
     scenario: ScenarioName,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Override a field, as often as needed."),
-    ] = None,
+    overrides: Overrides = None,
     requests: Annotated[
         int | None, typer.Option(help="Requests that decode; the scenario's most by default.")
     ] = None,
@@ -27,13 +21,8 @@ def explain(
     prompt: Annotated[
         int | None, typer.Option(help="Tokens of the prompt chunk; the scenario's mean prompt.")
     ] = None,
-    json_file: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE|-", help="Write it as JSON; '-' prints only it."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Write summary.json there.")
-    ] = None,
+    json_file: JsonFile = None,
+    out: SummaryFolder = None,
 ) -> None:
     """Show where a step's time goes, operator by operator, with provenance and the roofline.
 

@@ -66,7 +66,7 @@ class DecodeCurve:
         context = np.asarray(context_tokens, dtype=np.float64)
         inside = bool(np.all(context <= self.measured_tokens))
         low, high = self.inside_interval if inside else self.outside_interval
-        seconds = np.interp(context, self.context_tokens, self.seconds)
+        seconds = self.seconds_at(context)
         roofline = np.interp(context, self.context_tokens, self.roofline_s)
         return Estimate(seconds, low, high, self.source, inside, roofline)
 

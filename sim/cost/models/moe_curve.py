@@ -34,24 +34,19 @@ class MoeCurve:
     is_inside: bool
 
     def at(self, tokens: float) -> float:
-        where = log(max(tokens, 1.0))
-        logs, points = self.log_seconds, self.log_tokens
+        return self._read(self.log_seconds, tokens)
+
+    def _read(self, logs: list[float], tokens: float) -> float:
+        where, points = log(max(tokens, 1.0)), self.log_tokens
         high = min(bisect_right(points, where), len(points) - 1)
         share = (where - points[high - 1]) / (points[high] - points[high - 1])
         return exp(logs[high - 1] + share * (logs[high] - logs[high - 1]))
 
     def estimate(self, tokens: float) -> Estimate:
-        where = log(max(tokens, 1.0))
-        high = min(bisect_right(self.log_tokens, where), len(self.log_tokens) - 1)
-        start = self.log_tokens[high - 1]
-        share = (where - start) / (self.log_tokens[high] - start)
         inside = self.is_inside and tokens <= self.most_tokens
         low, up = self.near_interval if tokens <= self.most_tokens else self.far_interval
-        seconds, bound_s = (
-            exp(logs[high - 1] + share * (logs[high] - logs[high - 1]))
-            for logs in (self.log_seconds, self.log_roofline_s)
-        )
-        return Estimate(seconds, low, up, self.source, inside, bound_s)
+        bound_s = self._read(self.log_roofline_s, tokens)
+        return Estimate(self.at(tokens), low, up, self.source, inside, bound_s)
 
     def estimates(self, tokens: FloatArray) -> Estimate:
         if not tokens.size:

@@ -41,7 +41,8 @@ class Slower:
     def measure(self, step: Step) -> float:
         self.measured += 1
         factor = self.prefill if step.prefill_chunks else self.decode
-        own_s = sum(one.seconds for one in self.predictor.times(step) if one.name != "all_reduce")
+        between = ("all_reduce", "collectives")
+        own_s = sum(one.seconds for one in self.predictor.times(step) if one.name not in between)
         whole_s = float(self.predictor.run(step, 1)[0])
         return factor * whole_s - (whole_s - own_s)  # what goes between ranks is added to it
 
@@ -95,8 +96,10 @@ def test_with_the_cost_models_own_times_the_result_is_simulates_to_the_byte() ->
     assert report.executed.points[0].records.equals(report.predicted.points[0].records)
 
 
-def test_a_slower_device_is_found_out_by_phase() -> None:
-    one = scenario(rate_per_s=0.1)  # so that a slower step does not also mean more requests in it
+@pytest.mark.parametrize("profile", ["auto", "datasheet"])
+def test_a_slower_device_is_found_out_by_phase(profile: str) -> None:
+    # so few that a slower step does not also mean more requests in it
+    one = scenario(rate_per_s=0.1, profile=profile)
     devices = Devices(one, prefill=1.5, decode=1.25)
     found = execute(one, devices).to_dict()
     assert found["pools"]["prefill"]["measured_over_predicted"] == pytest.approx({"prefill": 1.5})

@@ -100,7 +100,11 @@ class MeasuredExecutor(StepExecutor):
         self._reduces = _reduces(model, layout, engine)
         self._small_kernels = self._small_kernels_per_pass(model)
         small = models.small
-        self._small = None if small is None else SmallOpTerms.of(small, model, layout, kv_format)
+        self._small = (
+            None
+            if small is None
+            else SmallOpTerms.of(small, model, layout, kv_format, in_module=in_module)
+        )
         self._pipeline_row_s = pipeline_row_s(model, layout, gpu)
         self._context_token_s = context_parallel_token_s(model, layout, gpu)
         self._terms = lru_cache(maxsize=2)(self._row_terms)  # of passes that are seen

@@ -78,14 +78,21 @@ class SmallOpTerms:
 
     @classmethod
     def of(
-        cls, ops: SmallOps, model: ModelSpec, layout: ParallelLayout, kv_format: str
+        cls,
+        ops: SmallOps,
+        model: ModelSpec,
+        layout: ParallelLayout,
+        kv_format: str,
+        *,
+        in_module: bool = False,
     ) -> SmallOpTerms:
-        """Count the operators of a model's rank."""
+        """Count the operators of a model's rank; `in_module`: attention rows hold their own."""
         heads = [tensor for tensor in model.outer_weights if tensor.role is Role.HEAD]
         head = (heads or [one for one in model.outer_weights if one.role is Role.EMBEDDING])[0]
         vocabulary = head.out_features // tensor_ways(head, layout, "sglang")
         decoding, prompting = (
-            Counter(_of_pass(model, layout, kv_format, is_decode)) for is_decode in (True, False)
+            Counter(_of_pass(model, layout, None if in_module else kv_format, is_decode))
+            for is_decode in (True, False)
         )
         sampled = {("norm", model.hidden_size): 1, ("sample", vocabulary): 1}
         return cls(ops, decoding, prompting, sampled)
@@ -104,14 +111,17 @@ class SmallOpTerms:
 
 
 def _of_pass(
-    model: ModelSpec, layout: ParallelLayout, kv_format: str, is_decode: bool
+    model: ModelSpec, layout: ParallelLayout, kv_format: str | None, is_decode: bool
 ) -> Iterator[Operator]:
+    """Yield the operators of a pass; without a KV format, those of attention are left out."""
     yield "embed", model.hidden_size
     yield "rope", _ROPE_ANGLES_WIDTH
     for layer in model.layers:
         yield from [("norm", model.hidden_size), ("add", model.hidden_size)] * 2
         attention = layer.attention
-        if isinstance(attention, GqaAttention):
+        if kv_format is None:
+            pass
+        elif isinstance(attention, GqaAttention):
             yield from _of_gqa(attention, layout, kv_format)
         elif isinstance(attention, MlaAttention):
             yield from _of_mla(attention, layout, kv_format, is_decode)

@@ -72,6 +72,13 @@ def test_fp8_kv_is_written_by_its_kernel() -> None:
     assert ("put", 576) not in fp8.decoding
 
 
+def test_rows_of_a_whole_module_hold_the_operators_of_attention() -> None:
+    model = load_model("laptop")
+    terms = SmallOpTerms.of(small(), model, ParallelLayout(), "fp8_e4m3", in_module=True)
+    assert not [name for name, _ in terms.decoding if name.startswith(("write", "put", "join"))]
+    assert ("norm", model.hidden_size) in terms.decoding
+
+
 def test_a_measured_step_holds_them_in_place_of_the_estimates() -> None:
     scenario = parse_scenario(
         {"traffic": {"requests": 64}, "model": "qwen3-8b", "pools": {"serve": {"tp": 1}}}

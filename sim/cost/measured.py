@@ -240,6 +240,7 @@ class MeasuredExecutor(StepExecutor):
             yield OperatorTime.assumed("engine_overhead", facts.step_overhead_s, spread=1.0)
         if self._small is not None:
             seconds = self._small.seconds(rows.rank, rows.rank_outputs, rows.in_graph)
+            # Spread: how far apart the samples of a row may lie before it is measured again.
             yield OperatorTime.assumed("small_operators", seconds, "measured", spread=1.25)
             return
         row_bytes = 4.0 * self._hidden_size * _ACTIVATION_BYTES

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+# Imports of what needs torch come after the skip where there is none.
 
 from tonnage.kernels import compare  # noqa: E402
 from tonnage.kernels.part_specs import PART_KERNELS  # noqa: E402

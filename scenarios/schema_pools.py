@@ -18,6 +18,7 @@ from tonnage.scenarios.schema_base import (
     field_error,
     shown,
 )
+from tonnage.scenarios.schema_integrity import IntegritySection, tracker_alone
 from tonnage.sim.domain import BadInputError, ModelSpec, ParallelLayout, SpeculationSpec
 from tonnage.sim.model.draft import DRAFT_KINDS
 from tonnage.sim.serving.speculation import accept_probabilities
@@ -140,7 +141,7 @@ class PoolSection(Section):
     dcp: Whole = 1
     weights: WeightFormat = "native"
     kv: KvFormat = "bf16"
-    integrity: Literal["none"] = "none"
+    integrity: Annotated[IntegritySection, BeforeValidator(tracker_alone)] = IntegritySection()
     speculation: SpeculationSection = SpeculationSection()
     max_running_requests: AutoWhole = None
     chunk_tokens: AutoWhole = None

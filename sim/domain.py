@@ -335,6 +335,39 @@ class SpeculationSpec:
         return sum(n * p for n, p in enumerate(self.accept_probabilities, start=1))
 
 
+class Coverage(StrEnum):
+    """Where page tags are compared: before a read, or before a write."""
+
+    DECODE = "decode"  # every page that a decode step reads
+    PREFIX = "prefix"  # cached pages that a prompt takes over
+    TIER = "tier"  # pages that a load from a lower tier writes
+    HANDOFF = "handoff"  # pages that leave a prefill instance, and those they are written to
+    WRITER = "writer"  # the generation that whoever writes was given
+
+
+@dataclass(frozen=True, slots=True)
+class IntegritySpec:
+    """What watches the KV of a pool: page tags, a canary per token slot, a checksum on the way.
+
+    `tracker`: none; batched, page tags compared with each request's ledger in one check per step;
+    canary, a record per token slot whose violations stop the process a step later (SGLang 0.5.23).
+    `every_steps`: one decode step in so many is checked. `in_graph`: the check is captured with the
+    step. `overlapped`: it runs beside the step, so that a bad step runs once before the abort.
+    `handoff_checksum`: what a prefill instance sends is summed there and again on arrival.
+    """
+
+    tracker: str = "none"
+    every_steps: int = 1
+    covers: frozenset[Coverage] = frozenset(Coverage)
+    in_graph: bool = True
+    overlapped: bool = False
+    handoff_checksum: bool = False
+
+    def checks(self, place: Coverage) -> bool:
+        """Tell whether page tags are compared there."""
+        return self.tracker == "batched" and place in self.covers
+
+
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
     """Identical instances that do one job: `prefill`, `decode` or both (`serve`)."""
@@ -348,6 +381,7 @@ class PoolSpec:
     chunk_tokens: int  # largest number of prompt tokens in one prefill step
     max_running_requests: int
     speculation: SpeculationSpec | None = None
+    integrity: IntegritySpec = IntegritySpec()
 
     @property
     def gpus(self) -> int:

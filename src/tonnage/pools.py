@@ -73,6 +73,7 @@ def _built_pool(
         chunk_tokens=section.chunk_tokens or default_chunk_tokens(engine, gpu),
         max_running_requests=running or default_max_running_requests(engine, gpu, loaded) * ranks,
         speculation=speculation,
+        integrity=section.integrity.spec(),
     )
     fitted = pool_memory(loaded, gpu, engine, spec)
     if running is None:  # the engine's own limit follows from the pool that its memory leaves

@@ -229,7 +229,7 @@ def test_a_mistake_names_file_field_and_mend(data: dict[str, Any], expected: str
 @pytest.mark.parametrize(
     ("data", "accepted"),
     [
-        ({"pools": {"serve": {"integrity": "batched"}}}, "use none"),
+        ({"pools": {"serve": {"integrity": "daily"}}}, "none, batched"),
         ({"traffic": {"kind": "bursts"}}, "closed, resident, poisson, gamma, trace, sessions"),
         (
             {"router": {"policy": "nearest"}},

@@ -64,8 +64,14 @@ def _layout_mend(model: ModelSpec, gpu: GpuSpec, engine: EngineSpec, pool: PoolS
     """Return the next tp that fits on a node, else the fewest nodes chained by pp."""
     first = pool.layout
     larger = range(first.tp + 1, gpu.gpus_per_node // first.pp + 1)
-    tries = [(f"tp {tp}", replace(first, tp=tp)) for tp in larger if tp % first.attention_dp == 0]
-    full = max(first.tp, gpu.gpus_per_node // first.attention_dp * first.attention_dp)
+    # What the layout names must still divide tp: attention_dp and dcp together, and ep.
+    tries = [
+        (f"tp {tp}", replace(first, tp=tp))
+        for tp in larger
+        if tp % (first.attention_dp * first.dcp) == 0 and tp % first.ep == 0
+    ]
+    ways = first.attention_dp * first.dcp
+    full = max(first.tp, gpu.gpus_per_node // ways * ways)
     if full % first.ep == 0:
         tries += [
             (f"tp {full} with pp {pp}", replace(first, tp=full, pp=pp))

@@ -73,19 +73,39 @@ class PoolMemory:
         return self.deficit_bytes_per_gpu == 0
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedLayout:
+    """What the stages of a layout load and store, whatever the GPU: made once, used for many."""
+
+    stages: Stages
+    checkpoint_bytes: int
+
+
+def loaded_layout(model: ModelSpec, engine: EngineSpec, pool: PoolSpec) -> LoadedLayout:
+    """Return what the pool's layout loads of a model that is already in its weight format."""
+    draft = draft_of(model, pool.speculation)
+    return LoadedLayout(_stages(model, pool, engine.name, draft), checkpoint_bytes(model))
+
+
 def estimate_pool_memory(
-    model: ModelSpec, gpu: GpuSpec, engine: EngineSpec, pool: PoolSpec
+    model: ModelSpec,
+    gpu: GpuSpec,
+    engine: EngineSpec,
+    pool: PoolSpec,
+    layout: LoadedLayout | None = None,
 ) -> PoolMemory:
     """Return what fits without raising: a pool that does not fit has a deficit and no tokens.
 
-    `model` is already in the pool's weight format.
+    `model` is already in the pool's weight format. `layout`: what `loaded_layout` returned for the
+    same model, layout, engine and KV format, where one has it.
     """
     check_layout(model, pool.layout, f"pools.{pool.role}", engine.name)
     budget = gpu_budget(model, gpu, engine, pool)
     draft = draft_of(model, pool.speculation)
-    loaded = _stages(model, pool, engine.name, draft)
+    layout = layout or loaded_layout(model, engine, pool)
+    loaded = layout.stages
     stages = tuple(
-        StageKv(max(0.0, budget.static_bytes - stage.total_bytes), shape)
+        StageKv(max(0.0, budget.kv_share * (budget.static_bytes - stage.total_bytes)), shape)
         for stage, shape in zip(loaded.weights, loaded.shapes, strict=True)
     )
     tokens = [_pool_tokens(stage, pool.page_tokens, model) for stage in stages]
@@ -93,7 +113,12 @@ def estimate_pool_memory(
     # The stage with the fewest tokens binds; where none has any, the one that lacks most bytes.
     index = min(range(len(stages)), key=lambda index: (tokens[index], margins[index]))
     binding = _Binding(
-        stages, index, loaded.weights[index], loaded.draft_bytes[index], tokens[index]
+        stages,
+        index,
+        loaded.weights[index],
+        loaded.draft_bytes[index],
+        tokens[index],
+        layout.checkpoint_bytes,
     )
     memory = _assemble(model, gpu, pool, budget, binding)
     return memory if draft is None else _assuming(memory, draft)
@@ -149,6 +174,7 @@ class _Binding:
     weights: StageWeights
     draft_bytes: float  # of the weights
     tokens_per_rank: int
+    checkpoint_bytes: int
 
 
 def _assemble(
@@ -156,7 +182,9 @@ def _assemble(
 ) -> PoolMemory:
     stage, weights = binding.stages[binding.index], binding.weights
     page_bytes = float(stage.shape.request_bytes(1, pool.page_tokens))
-    missing_bytes = page_bytes + weights.total_bytes - budget.static_bytes
+    left_bytes = budget.static_bytes - weights.total_bytes
+    missing_bytes = page_bytes / budget.kv_share - left_bytes
+    unused_bytes = (1 - budget.kv_share) * max(0.0, left_bytes)
     deficit_bytes = max(0.0, missing_bytes) if binding.tokens_per_rank == 0 else 0.0
     return PoolMemory(
         model=model.name,
@@ -164,14 +192,14 @@ def _assemble(
         gpu=gpu.name,
         gpu_memory_bytes=gpu.memory_bytes,
         layout=pool.layout,
-        checkpoint_bytes_per_gpu=checkpoint_bytes(model) / pool.layout.gpus,
+        checkpoint_bytes_per_gpu=binding.checkpoint_bytes / pool.layout.gpus,
         weights_bytes_per_gpu=weights.total_bytes,
         draft_weights_bytes_per_gpu=binding.draft_bytes,
         weights_by_role=weights.by_role,
         replicated_bytes_per_gpu=weights.replicated,
         activation_bytes=budget.activation_bytes,
         graph_bytes=budget.graph_bytes,
-        other_bytes=budget.other_bytes,
+        other_bytes=budget.other_bytes + unused_bytes,
         kv_bytes_per_gpu=stage.pool_bytes,
         kv_bytes_per_token=stage.shape.growing_bytes_per_token,
         kv_tokens=binding.tokens_per_rank * pool.layout.attention_dp,

@@ -44,6 +44,14 @@ class DayShape:
         found: FloatArray = np.interp(hour, hours, factors, period=24.0)
         return found
 
+    def mean_over_peak(self) -> float:
+        """Return the mean factor of the day over its largest."""
+        hours = [hour for hour, _ in self.points]
+        factors = [factor for _, factor in self.points]
+        # Straight lines between the points, the last of them to the next day's first.
+        area = np.trapezoid([*factors, factors[0]], [*hours, hours[0] + 24.0])
+        return float(area / 24.0 / max(factors))
+
     def warp(self, times_s: FloatArray) -> FloatArray:
         """Return when arrivals of the constant rate 1 come that `factor` speeds up and slows down.
 

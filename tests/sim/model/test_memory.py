@@ -367,6 +367,8 @@ def test_vllm_splits_an_mlp_within_one_data_parallel_engine() -> None:
     [
         ("kimi-k2.6", "h200-sxm", None, ParallelLayout(tp=4), "pools.decode.tp 8"),
         ("kimi-k2.6", "h100-sxm", None, TP8, "pools.decode.tp 8 with pp 2"),
+        ("kimi-k2.6", "h100-sxm", None, ParallelLayout(tp=4, ep=4), "pools.decode.tp 8 with pp 2"),
+        ("kimi-k2.6", "h100-sxm", None, ParallelLayout(tp=4, dcp=4), "pools.decode.tp 8 with pp 2"),
         ("kimi-k2", "h200-sxm", 0.85, TP8, "engine.mem_fraction 0.878"),
         ("llama-3.1-70b", "h100-sxm", None, ParallelLayout(), "pools.decode.weights fp8_block"),
     ],

@@ -2,7 +2,13 @@
 
 A page is `(index, tag)`: the tag, 32 bits, changes whenever the page is given to someone. A request
 has a row of the page table, which attention reads, and a ledger of the pages and tags it was
-given, both on the device. The rows of a token in all layers lie in the pages of its request.
+given, both on the device. Rows and ledgers are given out apart: who is given the row of a request
+that still reads must not overwrite what that request was given. The rows of a token in all layers
+lie in the pages of its request. One page more than there are is nobody's: what a masked request
+reads and writes.
+
+Three methods do what no sound engine does, for faults to be injected: `free_unchecked`,
+`recycle_row`, `offer_next`.
 """
 
 from __future__ import annotations
@@ -24,7 +30,7 @@ from tonnage.sim.units import format_bytes
 
 LARGEST_VALUE = 8.0  # that an FP8 cache holds: norms leave values near one
 TABLE_ALIGNMENT = 16  # entries of a table row, so that the tag check reads 128 bits at a time
-FILL_NUMBERS = 1 << 20  # random numbers drawn to fill a cache, over and over
+FILL_NUMBERS = 1 << 20  # drawn to fill a cache, over and over
 
 
 class OutOfPagesError(InfeasibleError):
@@ -55,14 +61,14 @@ class PageShape:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes on the device: caches, tags, tables and ledgers."""
+        """Return the bytes on the device: caches, nobody's page too, tags, tables and ledgers."""
         tables = 3 * self.requests_max * self.table_width * 4
-        return self.pages * (self.page_tokens * self.token_bytes + 4) + tables
+        return (self.pages + 1) * self.page_tokens * self.token_bytes + 4 * self.pages + tables
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerCache:
-    """The pages of one layer, `[pages, page_tokens, ...]` bf16 or e4m3, and their scale `[1]` f32.
+    """The pages of one layer, `[pages + 1, page_tokens, ...]` bf16 or e4m3; scale `[1]` f32.
 
     A latent layer has one tensor, another K and V.
     """
@@ -84,9 +90,14 @@ class LayerCache:
 
 @dataclass(slots=True, eq=False)
 class HeldPages:
-    """What a request was given: its table row, and its ledger of pages and their tags."""
+    """What a request was given: a table row, and a ledger of pages and their tags.
+
+    `serial` is the request's own: row and ledger are taken from it only while they bear it.
+    """
 
     row: int
+    ledger: int
+    serial: int
     tokens: int = 0
     pages: list[int] = field(default_factory=list)
     tags: list[int] = field(default_factory=list)
@@ -115,13 +126,27 @@ class PagedMemory:
         self.page_counts = self._zeros(shape.requests_max)
         order = torch.randperm(shape.pages, generator=place.random, device=place.device)
         self._free_pages: deque[int] = deque(order.tolist())
+        self._listed = [1] * shape.pages  # how often a page is among the free ones
         self._free_rows = list(range(shape.requests_max))[::-1]
+        self._free_ledgers = list(self._free_rows)
+        self._row_serials: list[int | None] = [None] * shape.requests_max
+        self._ledger_serials: list[int | None] = [None] * shape.requests_max
+        self._serials = 0
         self._tags = [0] * shape.pages
 
     @property
     def free_pages(self) -> int:
-        """Return how many pages nobody holds."""
+        """Return how many pages can be given away."""
         return len(self._free_pages)
+
+    @property
+    def scratch_page(self) -> int:
+        """Return the page that is nobody's; it has no tag, and the tag check knows no such page."""
+        return self.shape.pages
+
+    def times_listed(self, page: int) -> int:
+        """Return how often a page is among the free ones: more than once after a double free."""
+        return self._listed[page]
 
     def tag(self, page: int) -> int:
         """Return the generation that a page is in."""
@@ -129,13 +154,15 @@ class PagedMemory:
 
     def open(self, tokens: int) -> HeldPages:
         """Give a request a table row and pages for so many tokens."""
-        if not self._free_rows:
+        if not self._free_rows or not self._free_ledgers:
             raise OutOfPagesError(
                 f"all {self.shape.requests_max} rows of the page table are taken; "
                 "free a request first"
             )
         self._require(tokens, 0)
-        held = HeldPages(self._free_rows.pop())
+        self._serials += 1
+        held = HeldPages(self._free_rows.pop(), self._free_ledgers.pop(), self._serials)
+        self._row_serials[held.row] = self._ledger_serials[held.ledger] = held.serial
         self.extend(held, tokens)
         return held
 
@@ -147,45 +174,67 @@ class PagedMemory:
         held.tokens = max(held.tokens, tokens)
         if not given:
             return
-        for page in given:
+        tags = []
+        for page in given:  # the same page twice, after a double free, is two generations of it
+            self._listed[page] -= 1
             self._tags[page] = _next_tag(self._tags[page])
-        tags = [self._tags[page] for page in given]
+            tags.append(self._tags[page])
         self._publish(held, given, tags)
 
     def close(self, held: HeldPages) -> None:
-        """Take a request's row, and its pages as far as their tags are still the request's own.
+        """Take a request's row and ledger, and its pages as far as they are still the request's.
 
-        Pages go back behind all that are free: those freed first are given away first.
+        They are while their live tag is the ledger's and they are not free already: neither an
+        abort nor a second close of the same request takes what was given on. Pages go back behind
+        all that are free: those freed first are given away first.
         """
-        own = [
-            page for page, tag in zip(held.pages, held.tags, strict=True) if self._tags[page] == tag
-        ]
-        self._free_pages.extendleft(own)
-        self.page_table[held.row] = UNUSED_PAGE
-        self.page_counts[held.row] = 0
-        self._free_rows.append(held.row)
+        for page, tag in zip(held.pages, held.tags, strict=True):
+            if self._tags[page] == tag and not self._listed[page]:
+                self._listed[page] = 1
+                self._free_pages.appendleft(page)
+        if self._row_serials[held.row] == held.serial:
+            self._row_serials[held.row] = None
+            self.page_table[held.row] = UNUSED_PAGE
+            self._free_rows.append(held.row)
+        if self._ledger_serials[held.ledger] == held.serial:
+            self._ledger_serials[held.ledger] = None
+            self.page_counts[held.ledger] = 0
+            self._free_ledgers.append(held.ledger)
         held.pages, held.tags, held.tokens = [], [], 0
+
+    def free_unchecked(self, pages: Sequence[int]) -> None:
+        """Free pages whoever holds them, a fault; they are given away next, the first one first."""
+        for page in reversed(pages):
+            self._listed[page] += 1
+            self._free_pages.append(page)
+
+    def recycle_row(self, held: HeldPages) -> None:
+        """Free the table row of a request that still reads it, a fault; it is given away next."""
+        if self._row_serials[held.row] == held.serial:
+            self._row_serials[held.row] = None
+            self._free_rows.append(held.row)
+
+    def offer_next(self, pages: Sequence[int]) -> None:
+        """Let free pages be the next that are given away, the first one first."""
+        for page in reversed(pages):
+            self._free_pages.remove(page)
+            self._free_pages.append(page)
 
     def checked(self, held: Sequence[HeldPages]) -> Inputs:
         """Return the tag check's inputs for some requests: their rows as attention reads them."""
-        rows, width = self.rows_of(held), _aligned(max(len(one.pages) for one in held))
+        width = _aligned(max(len(one.pages) for one in held))
+        rows, ledgers = self.rows_of(held), self._int64([one.ledger for one in held])
         return {
             "page_table": self.page_table[rows, :width],
-            "page_counts": self.page_counts[rows],
+            "page_counts": self.page_counts[ledgers],
             "live_tags": self.live_tags,
-            "ledger_pages": self.ledger_pages[rows, :width],
-            "ledger_tags": self.ledger_tags[rows, :width],
+            "ledger_pages": self.ledger_pages[ledgers, :width],
+            "ledger_tags": self.ledger_tags[ledgers, :width],
         }
-
-    def tables(self, held: Sequence[HeldPages]) -> torch.Tensor:
-        """Return the page-table rows of requests, as wide as the widest of them."""
-        width = _aligned(max(len(one.pages) for one in held))
-        rows: torch.Tensor = self.page_table[self.rows_of(held), :width]
-        return rows
 
     def rows_of(self, held: Sequence[HeldPages]) -> torch.Tensor:
         """Return the table rows of requests, int64."""
-        return torch.tensor([one.row for one in held], dtype=torch.int64, device=self.place.device)
+        return self._int64([one.row for one in held])
 
     def slots(self, held: HeldPages, first: int, last: int) -> torch.Tensor:
         """Return the slots int64 of a request's tokens `first` to `last - 1`."""
@@ -194,9 +243,9 @@ class PagedMemory:
         slots: torch.Tensor = page * self.shape.page_tokens + position % self.shape.page_tokens
         return slots
 
-    def fill_randomly(self) -> None:
-        """Fill every page with normal numbers, so that any of them can be read."""
-        drawn = self.place.normal(FILL_NUMBERS)
+    def fill_randomly(self, numbers: int = FILL_NUMBERS) -> None:
+        """Fill every page with so many normal numbers in turn, so that any of them can be read."""
+        drawn = self.place.normal(numbers)
         for layer in self.layers:
             source = quantised(drawn, layer.scale) if self.is_fp8 else drawn
             for part in layer.parts:
@@ -209,6 +258,9 @@ class PagedMemory:
 
     def _zeros(self, *shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=torch.int32, device=self.place.device)
+
+    def _int64(self, numbers: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self.place.device)
 
     def _require(self, tokens: int, held_pages: int) -> None:
         if tokens > self.shape.request_tokens_max:
@@ -228,13 +280,14 @@ class PagedMemory:
         place = slice(len(held.pages), len(held.pages) + len(given))
         held.pages += given
         held.tags += tags
-        both = torch.tensor([given, tags], dtype=torch.int32, device=self.place.device)
-        pages_there, tags_there = both
-        self.live_tags[pages_there.long()] = tags_there
+        live = [self._tags[page] for page in given]
+        rows = torch.tensor([given, tags, live], dtype=torch.int32, device=self.place.device)
+        pages_there, tags_there, live_there = rows
+        self.live_tags[pages_there.long()] = live_there
         self.page_table[held.row, place] = pages_there
-        self.ledger_pages[held.row, place] = pages_there
-        self.ledger_tags[held.row, place] = tags_there
-        self.page_counts[held.row] = len(held.pages)
+        self.ledger_pages[held.ledger, place] = pages_there
+        self.ledger_tags[held.ledger, place] = tags_there
+        self.page_counts[held.ledger] = len(held.pages)
 
 
 def _aligned(entries: int) -> int:
@@ -250,7 +303,7 @@ def _next_tag(tag: int) -> int:
 def _cache(layer: RowShape, shape: PageShape, place: Place) -> LayerCache:
     row = (layer.width,) if layer.kv_heads is None else (layer.kv_heads, layer.width)
     is_fp8 = shape.kv_format == "fp8_e4m3"
-    size = (shape.pages, shape.page_tokens, *row)
+    size = (shape.pages + 1, shape.page_tokens, *row)
     dtype = E4M3 if is_fp8 else torch.bfloat16
     parts = tuple(
         torch.zeros(size, dtype=torch.uint8 if is_fp8 else dtype, device=place.device).view(dtype)

@@ -17,12 +17,18 @@ WIDEST = 1 << 16  # output features of the widest product that splits K
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """A device and a backend; `arrivals` are the counters that products which split K share."""
+    """A device and a backend; `arrivals` are the counters that products which split K share.
+
+    `rows_alone`: a routed row is multiplied by its experts alone, so that no bit of its result
+    depends on how many others chose the same ones. A CPU's product of up to three rows rounds
+    otherwise than one of more; grouped kernels of a GPU multiply a row alike in any company.
+    """
 
     device: str
     backend: str
     random: torch.Generator
     arrivals: torch.Tensor
+    rows_alone: bool = False
 
     def run(self, name: str, inputs: Inputs) -> Outputs:
         """Run a kernel of the registry; those of BF16 weights are torch's own on a GPU."""
@@ -36,7 +42,9 @@ class Place:
         return drawn.mul_(std)
 
 
-def place_on(device: str, backend: str | None = None, seed: int = 0) -> Place:
+def place_on(
+    device: str, backend: str | None = None, seed: int = 0, rows_alone: bool = False
+) -> Place:
     """Return a place; by default Triton runs on a GPU and torch's kernels on a CPU."""
     kind = torch.device(device).type
     chosen = backend or ("triton" if kind == "cuda" else "cpu")
@@ -47,4 +55,5 @@ def place_on(device: str, backend: str | None = None, seed: int = 0) -> Place:
         chosen,
         torch.Generator(device).manual_seed(seed),
         arrivals_for(SPLIT_ROWS_MAX, WIDEST, torch.device(device)),
+        rows_alone,
     )

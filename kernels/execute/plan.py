@@ -81,6 +81,11 @@ def layer_groups(model: ModelSpec, layers: int | None = None) -> tuple[LayerGrou
     return tuple(groups)
 
 
+def layer_kinds(model: ModelSpec) -> int:
+    """Return how many kinds of layers there are: the fewest that are executed."""
+    return len(set(model.layers))
+
+
 def _label(spec: LayerSpec) -> str:
     attention = "mla" if isinstance(spec.attention, MlaAttention) else "gqa"
     indexed = isinstance(spec.attention, MlaAttention) and spec.attention.indexer is not None

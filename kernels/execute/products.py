@@ -51,6 +51,15 @@ class ExpertProduct:
 
     def __call__(self, x: torch.Tensor, expert_ids: torch.Tensor, routed: Inputs) -> torch.Tensor:
         """Multiply `[tokens, k]` by the experts `[tokens, top_k]`: BF16 `[tokens * top_k, n]`."""
+        if not self.place.rows_alone:
+            return self._product(x, expert_ids, routed)
+        alone = zip(x.split(1), expert_ids.split(1), strict=True)
+        return torch.cat([self._alone(row, ids) for row, ids in alone])
+
+    def _alone(self, row: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+        return self._product(row, expert_ids, routed_rows(self.weight, expert_ids, self.place))
+
+    def _product(self, x: torch.Tensor, expert_ids: torch.Tensor, routed: Inputs) -> torch.Tensor:
         activations = quantised_rows(x, self.weight, self.place)
         inputs = {**routed, **self.weight.inputs, **activations, "expert_ids": expert_ids}
         out: torch.Tensor = self.place.run(f"moe_{self.weight.kernel}", inputs)["out"]

@@ -15,6 +15,7 @@ from tonnage.kernels.execute.attention import batched_type
 from tonnage.kernels.execute.batch import Batch
 from tonnage.kernels.execute.build import Layer, LayerBuilder, RankSpec
 from tonnage.kernels.execute.formats import KV_SUFFIX, stored_bytes
+from tonnage.kernels.execute.guard import masked, verdict_on
 from tonnage.kernels.execute.marks import Marks
 from tonnage.kernels.execute.pages import LayerCache, PagedMemory
 from tonnage.kernels.execute.place import Place
@@ -35,6 +36,7 @@ from tonnage.sim.model.weights import tensor_ways
 from tonnage.sim.units import format_bytes
 
 BF16_BYTES = 2
+TAG_CHECK = "tag check"  # the label of its segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +127,19 @@ class RankModel:
     def segments(
         self, batch: Batch, memory: PagedMemory, check_tags: bool = False
     ) -> list[Segment]:
-        """Return the parts of a step, to be run in order; all of them again give the same."""
+        """Return the parts of a step, to be run in order; all of them again give the same.
+
+        With the tag check, it comes first, and what it finds wrong is masked.
+        """
         found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         caches = iter(memory.layers)
+        run = [batch]  # what attention sees
+
+        def check() -> None:
+            run[0] = masked(batch, verdict_on(batch, memory).bad, memory)
+            self.marks.mark(TAG_CHECK)
 
         def begin() -> None:
-            if check_tags:
-                self.place.run("tag_check", batch.tags)
-                self.marks.mark("tag check")
             self._residual = torch.nn.functional.embedding(batch.tokens, self.embedding)
             for dim in {layer.rope_dim for group in self.layers for layer in group}:
                 found[dim] = rope_angles(batch.positions, dim)
@@ -141,13 +148,14 @@ class RankModel:
         def of_group(
             layers: tuple[Layer, ...], own_caches: tuple[LayerCache, ...]
         ) -> Callable[[], None]:
-            def run() -> None:
+            def run_layers() -> None:
                 for layer, cache in zip(layers, own_caches, strict=True):
-                    self._run_layer(layer, cache, batch, found[layer.rope_dim])
+                    self._run_layer(layer, cache, run[0], found[layer.rope_dim])
 
-            return run
+            return run_layers
 
-        segments = [Segment("embedding", 1.0, begin)]
+        segments = [Segment(TAG_CHECK, 1.0, check)] if check_tags else []
+        segments.append(Segment("embedding", 1.0, begin))
         for group, layers in zip(self.groups, self.layers, strict=True):
             own = tuple(next(caches) for _ in layers)
             segments.append(Segment(group.label, group.scale, of_group(layers, own)))

@@ -170,7 +170,7 @@ def test_a_step_is_measured_and_its_pages_are_given_back() -> None:
     step = Step(np.array([40, 7]), 47.0, (PromptChunk(5, 12),))
     timing = runner.measure(step, check_tags=True, repeats=Repeats(samples=3, shares=True))
     assert 0 < timing.seconds_p20 <= timing.seconds_median <= timing.seconds_p80 < 5
-    assert list(timing.segments) == ["embedding", "mla, dense", "mla, moe", "head"]
+    assert list(timing.segments) == ["tag check", "embedding", "mla, dense", "mla, moe", "head"]
     assert sum(timing.shares.values()) == pytest.approx(1)
     assert {"attention", "routed experts", "tag check"} <= set(timing.shares)
     assert runner.memory.free_pages == 24

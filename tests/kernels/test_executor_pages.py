@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,10 +52,10 @@ def check_device(memory: PagedMemory, held: list[HeldPages]) -> None:
         count = len(one.pages)
         assert count == -(-one.tokens // memory.shape.page_tokens)
         assert one.tags == [memory.tag(page) for page in one.pages]
-        assert int(memory.page_counts[one.row]) == count
+        assert int(memory.page_counts[one.ledger]) == count
         row = memory.page_table[one.row]
-        assert row[:count].tolist() == memory.ledger_pages[one.row, :count].tolist() == one.pages
-        assert memory.ledger_tags[one.row, :count].tolist() == one.tags
+        assert row[:count].tolist() == memory.ledger_pages[one.ledger, :count].tolist() == one.pages
+        assert memory.ledger_tags[one.ledger, :count].tolist() == one.tags
         assert bool((row[count:] == UNUSED_PAGE).all())
 
 
@@ -91,6 +92,20 @@ def test_tags_on_the_device_are_the_allocators_through_frees_and_steps(seed: int
             assert not runner.mismatches(held).any()
 
 
+def test_attention_reads_the_very_rows_that_are_checked() -> None:
+    runner = runner_of(rank_of(tiny("gqa")))
+    memory = runner.memory
+    decoding, prompted = memory.open(20), memory.open(30)
+    chunk = PromptChunk(10, 20)
+    batch = make_batch(memory, [decoding], [20], [(prompted, chunk)], torch.arange(11))
+    assert batch.decode is not None
+    assert batch.prefill is not None
+    batch.decode.page_table[0, 0] = prompted.pages[0]
+    batch.prefill.page_table[0, 1] = decoding.pages[0]
+    found = memory.place.run("tag_check", batch.tags)
+    assert (found["mismatches"].tolist(), found["first_bad"].tolist()) == ([1, 1], [0, 1])
+
+
 def test_a_page_table_that_names_another_page_is_found() -> None:
     runner = runner_of(rank_of(tiny("gqa")))
     memory = runner.memory
@@ -105,26 +120,63 @@ def test_a_page_taken_from_a_request_that_still_reads_it_is_found() -> None:
     runner = runner_of(rank_of(tiny("gqa")), pages=8)
     memory = runner.memory
     reading, other = memory.open(3 * PAGE_TOKENS), memory.open(PAGE_TOKENS)
-    row = HeldPages(reading.row, reading.tokens, list(reading.pages), list(reading.tags))
-    table = memory.page_table[row.row].clone()
-    memory.close(reading)  # an early free, by whoever thought it had ended
-    memory._free_rows.remove(row.row)
-    memory.page_table[row.row] = table
-    memory.page_counts[row.row] = 3
-    assert not runner.mismatches([row, other]).any()  # nobody was given them yet
-    memory.open(6 * PAGE_TOKENS)
-    assert runner.mismatches([row, other]).tolist() == [2, 0]  # freed first, given away first
+    memory.free_unchecked(reading.pages[1:])  # an early free, by whoever thought it had ended
+    assert not runner.mismatches([reading, other]).any()  # nobody was given them yet
+    memory.open(2 * PAGE_TOKENS)
+    assert runner.mismatches([reading, other]).tolist() == [2, 0]
 
 
 def test_an_abort_does_not_free_a_page_that_was_given_on() -> None:
     memory = memory_of(pages=4)
     first = memory.open(2 * 16)
-    twin = HeldPages(first.row, first.tokens, list(first.pages), list(first.tags))
+    twin = replace(first, pages=list(first.pages), tags=list(first.tags))
     memory.close(first)
     second = memory.open(4 * 16)
     memory.close(twin)  # a double free of the same pages
     assert memory.free_pages == 0
     assert [memory.tag(page) for page in second.pages] == second.tags
+    check_device(memory, [second])
+
+
+def test_a_second_close_gives_neither_row_nor_pages_back_twice() -> None:
+    memory = memory_of()
+    first = memory.open(2 * 16)
+    twin = replace(first, pages=list(first.pages), tags=list(first.tags))
+    memory.close(first)
+    memory.close(twin)
+    assert memory.free_pages == 12
+    held = [memory.open(16) for _ in range(4)]
+    assert len({one.row for one in held}) == len({one.ledger for one in held}) == 4
+
+
+def test_a_page_given_twice_to_one_request_is_seen_in_its_first_place() -> None:
+    runner = runner_of(rank_of(tiny("gqa")))
+    memory = runner.memory
+    ended = memory.open(PAGE_TOKENS)
+    (page,) = ended.pages
+    memory.close(ended)
+    memory.offer_next([page])
+    memory.free_unchecked([page])  # now it is among the free ones twice
+    held = memory.open(3 * PAGE_TOKENS)
+    assert held.pages[:2] == [page, page]
+    found = memory.place.run("tag_check", memory.checked([held]))
+    assert (found["mismatches"].tolist(), found["first_bad"].tolist()) == ([1], [0])
+    memory.close(held)
+    assert memory.free_pages == 24
+    assert {memory.times_listed(page) for page in range(24)} == {1}
+
+
+def test_who_is_given_the_row_of_a_running_request_does_not_overwrite_its_ledger() -> None:
+    runner = runner_of(rank_of(tiny("gqa")))
+    memory = runner.memory
+    reading = memory.open(3 * PAGE_TOKENS)
+    memory.recycle_row(reading)
+    other = memory.open(2 * PAGE_TOKENS)
+    assert other.row == reading.row
+    assert runner.mismatches([reading, other]).tolist() == [2, 0]
+    memory.close(reading)  # the row stays with the other
+    assert not runner.mismatches([other]).any()
+    assert memory.open(PAGE_TOKENS).row != other.row
 
 
 def test_tags_go_on_after_the_largest() -> None:

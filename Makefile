@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # The Triton of GPU hosts with torch 2.11, for ahead-of-time compilation beside the pinned one.
 TRITON_3_6 := .triton-3.6
 
-.PHONY: setup demo test check bench profiles validation kernels-table
+.PHONY: setup demo test check bench gpu profiles validation kernels-table
 
 setup: $(VENV)/.done
 
@@ -32,6 +32,10 @@ check: setup
 
 bench: setup
 	$(BIN)/python benchmarks/engine.py
+
+# At most 12 minutes on a GPU, in parts that a kill does not undo; `out/session-cuda/report.md`.
+gpu: setup
+	$(BIN)/python benchmarks/gpu_session.py
 
 # The shipped profiles, from the installed aiconfigurator-core (extra `import`), and what they miss.
 profiles: setup

@@ -14,6 +14,7 @@ from tonnage.calibrate.sizes import Sizes
 
 if TYPE_CHECKING:
     from tonnage.kernels.point_timing import PointTimer
+    from tonnage.kernels.provenance import Provenance
     from tonnage.kernels.row_log import RowLog
 
 Row = Mapping[str, Any]
@@ -23,11 +24,12 @@ SPREAD_MOST = 1.25  # p80 over p20 of a row's samples
 FALL_MOST = 1.15  # how much longer less work may take than more
 _REPEATED_SHARE = 0.1  # of the grid, the worst: more outliers are the machine's noise
 _REPEATED_LEAST = 8
-_POINT_S = 4e-3  # beside the calls: cutting inputs, writing the row
+# Beside the calls: cutting inputs, writing the row; on a GPU, assumed, capturing the graph too.
+_POINT_S = {"cpu": 4e-3, "cuda": 24e-3}
 # How fast random weights are made, packed and copied, by a CPU and by a GPU.
 _SET_UP_BYTES_PER_S = {"cpu": 0.5e9, "cuda": 2e10}
-# Reading a GPU's clocks while it is busy takes as long at every point (kernels.timing).
-_CLOCKS_S = {"cpu": 0.0, "cuda": 0.2}
+# Reading a GPU's clocks while it is busy takes 0.2 s, every 4 s (kernels.timing).
+_CLOCKS_SHARE = {"cpu": 0.0, "cuda": 0.2 / 4.0}
 _SLOWDOWN = 3.0  # a call over its roofline, before any was measured
 
 
@@ -50,6 +52,7 @@ class Collected:
     not_run: tuple[str, ...]
     measured_s: float  # wall time of this run
     new_rows: int
+    not_reached: int = 0  # points that the budget left no time for
 
 
 def row_key(row: Row) -> str:
@@ -70,26 +73,31 @@ def collect(
     measurement: Measurement,
     log: Path,
     progress: ReportProgress | None = None,
+    budget_s: float | None = None,
 ) -> Collected:
     """Measure what the log lacks, then outliers again, and return every point's best row.
 
     A row is on disk before the next is begun. Rows of other machines, drivers or versions of torch
-    and Triton that lie in the log are left alone and not used.
+    and Triton that lie in the log are left alone and not used. After `budget_s` of wall time no
+    point is begun.
     """
     from tonnage.kernels.row_log import RowLog
 
     groups = grouped(points)
     with RowLog(log, row_key) as rows:
-        run = _Run(rows, measurement, _Clock(groups, measurement, progress))
+        run = _Run(rows, measurement, _Clock(groups, measurement, progress), budget_s)
         run.every(groups)
         run.outliers(groups)
         return run.collected(groups)
 
 
 class _Run:
-    def __init__(self, log: RowLog, measurement: Measurement, clock: _Clock) -> None:
+    def __init__(
+        self, log: RowLog, measurement: Measurement, clock: _Clock, budget_s: float | None
+    ) -> None:
         self._log = log
         self._clock = clock
+        self._budget_s = budget_s
         self._repeats = measurement.sizes.repeats
         self._timer, self._origin = _timer(measurement)
         self._not_run: set[str] = set()
@@ -101,7 +109,8 @@ class _Run:
             missing = [point for point in group.points if _name(point) not in known]
             self._clock.skip(len(group.points) - len(missing))
             for point in missing:
-                self._measure(group, point, 0)
+                if not self._is_over():
+                    self._measure(group, point, 0)
 
     def outliers(self, groups: Sequence[Group]) -> None:
         """Measure again what is spread, or takes longer than more work does."""
@@ -112,7 +121,13 @@ class _Run:
             again = self._worst(again, known)
             self._clock.more([point for _, point in again])
             for group, point in again:
-                self._measure(group, point, repeat)
+                if not self._is_over():
+                    self._measure(group, point, repeat)
+
+    def _is_over(self) -> bool:
+        """Say whether the budget is spent; one row there is, however small it was."""
+        is_spent = self._budget_s is not None and self._clock.spent_s > self._budget_s
+        return is_spent and bool(self._log.rows)
 
     def _worst(
         self, again: list[tuple[Group, Point]], known: Mapping[str, list[Row]]
@@ -130,7 +145,11 @@ class _Run:
         doubtful = [row for row in rows if _spread(row) > SPREAD_MOST]
         fresh = len(self._log.rows) - self._before
         spent_s = self._clock.spent_s
-        return Collected(tuple(rows), tuple(doubtful), tuple(sorted(self._not_run)), spent_s, fresh)
+        not_run = tuple(sorted(self._not_run))
+        kernels = {point.kernel for group in groups for point in group.points} - self._not_run
+        runnable = sum(point.kernel in kernels for group in groups for point in group.points)
+        not_reached = max(runnable - len(rows), 0) if self._is_over() else 0
+        return Collected(tuple(rows), tuple(doubtful), not_run, spent_s, fresh, not_reached)
 
     def _measure(self, group: Group, point: Point, repeat: int) -> None:
         self._clock.begin(point, repeat)
@@ -147,14 +166,13 @@ class _Run:
         """Return the rows of this machine by point, in the order of their repeats."""
         known: dict[str, list[Row]] = {}
         for row in self._log.rows:
-            if _same_machine(row["provenance"], self._origin):
+            if same_machine(row["provenance"], self._origin):
                 known.setdefault(point_key(row), []).append(row)
         return known
 
 
 def _timer(measurement: Measurement) -> tuple[PointTimer, Row]:
     from tonnage.kernels.point_timing import PointTimer
-    from tonnage.kernels.provenance import provenance
     from tonnage.kernels.timing import Method
 
     sizes, device = measurement.sizes, measurement.device
@@ -167,11 +185,20 @@ def _timer(measurement: Measurement) -> tuple[PointTimer, Row]:
         budget_s=sizes.budget_s,
         seed=measurement.seed,
     )
-    origin = provenance(device, measurement.threads)
-    return PointTimer(method, origin), asdict(origin)
+    origin, facts = provenance_of(measurement)
+    return PointTimer(method, origin), facts
 
 
-def _same_machine(one: Row, other: Row) -> bool:
+def provenance_of(measurement: Measurement) -> tuple[Provenance, Row]:
+    """Return what is measured on, and the same as rows hold it."""
+    from tonnage.kernels.provenance import provenance
+
+    origin = provenance(measurement.device, measurement.threads)
+    return origin, asdict(origin)
+
+
+def same_machine(one: Row, other: Row) -> bool:
+    """Say whether two rows' provenances are of one machine with the same versions."""
     names = ("device", "driver", "threads", "torch", "triton")
     return all(one[name] == other[name] for name in names)
 
@@ -272,6 +299,5 @@ def estimate_s(group: Group, measurement: Measurement) -> float:
     for point in group.points:
         call_s = _SLOWDOWN * point.estimate_s
         longest_s = max(sizes.samples * max(sizes.sample_s, call_s), 0.0)
-        calls_s += min(longest_s, max(sizes.budget_s, 3 * call_s)) + 2 * call_s + _POINT_S
-        calls_s += _CLOCKS_S[kind]
-    return held / _SET_UP_BYTES_PER_S[kind] + calls_s
+        calls_s += min(longest_s, max(sizes.budget_s, 3 * call_s)) + 2 * call_s + _POINT_S[kind]
+    return held / _SET_UP_BYTES_PER_S[kind] + calls_s * (1.0 + _CLOCKS_SHARE[kind])

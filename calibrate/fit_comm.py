@@ -73,7 +73,7 @@ def fit(gpu: str, engine: str) -> CommFit:
     operations, errors = {}, []
     for (op, in_graph), rows in collectives.groupby(["op", "in_graph"]):
         launch = "graph" if in_graph else "eager"
-        operations[f"{op}/{launch}"], table = _fit_collective(str(op), rows)
+        operations[f"{op}/{launch}"], table = fit_collective(str(op), rows)
         errors.append(table.assign(operator=str(op), format=launch))
     phases = {}
     for (op, mode), rows in experts.groupby(["op", "mode"]):
@@ -97,7 +97,8 @@ def _ordered(rows: pd.DataFrame) -> pd.DataFrame:
 # --- collectives --------------------------------------------------------------------------------
 
 
-def _fit_collective(op: str, rows: pd.DataFrame) -> tuple[dict[str, Any], pd.DataFrame]:
+def fit_collective(op: str, rows: pd.DataFrame) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Return form and intervals of one collective, and its errors: rows need three sizes."""
     sizes = np.sort(rows["message_bytes"].unique())
     is_kept = rows["message_bytes"].isin([*sizes[::2], sizes[-1]])
     between = collective_errors(op, rows[is_kept], rows[~is_kept])

@@ -54,7 +54,9 @@ class Grid:
 
 
 def grid(wanted: Sequence[Wanted], sizes: Sizes, gpu: GpuSpec, on_gpu: bool) -> Grid:
-    """Return the points of some models' layers, those of generic shapes after them.
+    """Return what every model needs, points of some models' layers, and of generic shapes.
+
+    In this order, so that a run that is ended early has measured what matters most.
 
     Points that should take longer than the sizes allow, or more memory than an eighth of the
     device's, are left out.
@@ -62,12 +64,12 @@ def grid(wanted: Sequence[Wanted], sizes: Sizes, gpu: GpuSpec, on_gpu: bool) -> 
     maker = _Maker(sizes, gpu, on_gpu)
     points = [
         *maker.launches(),
-        *(point for one in wanted for point in maker.of_model(one)),
-        *maker.generic_products(),
-        *maker.generic_experts(wanted),
-        *maker.generic_attention(),
         *maker.small(wanted),
         *maker.pages(),
+        *(point for one in wanted for point in maker.of_model(one)),
+        *maker.generic_attention(),
+        *maker.generic_products(),
+        *maker.generic_experts(wanted),
     ]
     kept = {point.identity: point for point in reversed(points) if maker.fits(point)}
     return Grid(tuple(reversed(kept.values())), tuple(sorted(_unserved(wanted))))

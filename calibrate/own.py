@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tonnage.calibrate.between_ranks import collect_exchanges, exchanges
 from tonnage.calibrate.collect import Collected, Measurement, ReportProgress, Row, collect
 from tonnage.calibrate.grid import grid
 from tonnage.calibrate.machines import catalogue_name, device_kind
@@ -29,7 +30,8 @@ class Calibration:
     `models`: names of scenarios or models (`calibrate.wanted`). `out`: the profile's folder, by
     default where `profile: auto` looks first. `log`: the file of rows, by default in the user's
     state folder. `fresh`: leave what an interrupted run measured. `sizes`: of the grid, instead of
-    the device's quick or full ones.
+    the device's quick or full ones. `ranks`: between so many processes collectives are measured,
+    by default all GPUs of `cuda`. `budget_s`: wall time after which no point is begun.
     """
 
     device: str | None = None
@@ -41,6 +43,8 @@ class Calibration:
     log: Path | None = None
     fresh: bool = False
     sizes: Sizes | None = None
+    ranks: int | None = None
+    budget_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ class Calibrated:
     place: Path
     collected: Collected
     unserved: tuple[str, ...]
+    ranks: int = 1  # between which collectives were measured
 
     def report(self) -> dict[str, Any]:
         """Return what is said about the measurement beside the profile's header, as JSON."""
@@ -59,6 +64,8 @@ class Calibrated:
             "points": len(found.rows),
             "measured_now": found.new_rows,
             "measured_s": round(found.measured_s, 1),
+            "not_reached": found.not_reached,
+            "ranks": self.ranks,
             "measure_again": [_doubt(row) for row in found.doubtful],
             "not_run": list(found.not_run),
             "unserved": list(self.unserved),
@@ -75,7 +82,8 @@ def calibrate(asked: Calibration, progress: ReportProgress | None = None) -> Cal
     """Measure, fit and write a profile of this machine.
 
     Raises BadInputError where torch or the device is missing, or a model has no such layout. An
-    interrupted run leaves a log of whole rows, and the next one goes on with it.
+    interrupted run leaves a log of whole rows, and the next one goes on with it; so does one that
+    its budget ended, whose profile holds what was measured.
     """
     device, device_name = _device(asked.device)
     kind = device_kind(device)
@@ -90,15 +98,36 @@ def calibrate(asked: Calibration, progress: ReportProgress | None = None) -> Cal
     log = asked.log or _log_file(gpu, asked.quick)
     if asked.fresh:
         log.unlink(missing_ok=True)
+    ranks = _ranks(asked.ranks, device)
     measurement = Measurement(device, asked.threads, sizes)
-    collected = collect(planned.points, measurement, log, progress)
+    between = collect_exchanges(exchanges(kind, ranks), measurement, log, progress)
+    collected = collect(planned.points, measurement, log, progress, asked.budget_s)
     if progress is not None:
         progress("fitting", 1.0)
-    profile = profile_of(collected.rows, gpu)
+    profile = profile_of([*collected.rows, *between.rows], gpu)
     place.parent.mkdir(parents=True, exist_ok=True)
     write_profile(profile, place)
-    log.replace(log.with_suffix(FINISHED))
-    return Calibrated(profile, place, collected, planned.unserved)
+    if not collected.not_reached:
+        log.replace(log.with_suffix(FINISHED))
+    every = replace(
+        collected,
+        rows=(*collected.rows, *between.rows),
+        new_rows=collected.new_rows + between.new_rows,
+        measured_s=collected.measured_s + between.measured_s,
+    )
+    return Calibrated(profile, place, every, planned.unserved, ranks)
+
+
+def _ranks(asked: int | None, device: str) -> int:
+    """Return the ranks between which collectives are measured: all GPUs, or as many as asked."""
+    from tonnage.kernels.collectives import check_ranks, ranks_there
+
+    if asked is None:
+        return ranks_there(device) if device in ("cpu", "cuda") else 1
+    if asked < 1:
+        raise BadInputError(f"ranks: {asked}: use 1 or more")
+    check_ranks(device_kind(device), asked)
+    return asked
 
 
 def _device(asked: str | None) -> tuple[str, str]:

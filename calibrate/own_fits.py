@@ -17,6 +17,7 @@ from tonnage.calibrate import attention_folds as folds
 from tonnage.calibrate import fit_gemm, fit_quantise
 from tonnage.calibrate.attention_errors import Fold, intervals, judged, summarised, whole_values
 from tonnage.calibrate.attention_forms import fit_forms
+from tonnage.calibrate.between_ranks import fit_exchanges
 from tonnage.calibrate.held_out import slowdown, summary
 from tonnage.calibrate.moe_form_fit import fit_form as fit_moe_form
 from tonnage.sim.cost.models.attention import decode_work
@@ -65,6 +66,10 @@ def fits_of(tables: Tables, random_experts: pd.DataFrame, gpu: GpuSpec) -> Fits:
         _fit_prefill(found, tables["attention_prefill"], gpu, slower)
     if "mla_bmm" in tables:
         _fit_latent_products(found, tables["mla_bmm"], gpu)
+    comm, errors = fit_exchanges(tables, gpu)
+    if comm["operations"]:
+        found.fitted["comm"] = comm
+        found.errors.extend(errors)
     return found
 
 

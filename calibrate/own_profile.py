@@ -62,10 +62,22 @@ def profile_of(rows: Iterable[Row], gpu: str, *, day: date | None = None) -> Pro
 
 
 def machine_of(rows: Iterable[Row]) -> dict[str, Any]:
-    """Return what the rows were measured on: device, threads, versions."""
-    origin = next(iter(rows))["provenance"]
+    """Return what the rows were measured on: device, threads, versions; what tables leave out."""
+    kept = list(rows)
+    origin = kept[0]["provenance"]
     names = ("device", "threads", "torch", "triton", "cuda", "commit")
-    return {name: origin[name] for name in names if origin[name] is not None}
+    found = {name: origin[name] for name in names if origin[name] is not None}
+    return {**found, "latent_widths": _latent_widths(kept)}
+
+
+def _latent_widths(rows: Iterable[Row]) -> dict[str, list[int]]:
+    """Return the widths of a key and a value in the rows of MLA prefill, by the number of heads."""
+    found: dict[str, list[int]] = {}
+    for row in rows:
+        if row["kernel"] == "mla_prefill":
+            axes = row["axes"]
+            found.setdefault(str(axes["heads"]), [axes["key"], axes["value"]])
+    return found
 
 
 def _clocks(rows: Iterable[Row]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 Tables that the operator models read have the columns of imported ones. Beside them stand
 `kv_write`, `kv_copy`, `page_tags`, `small_ops` and `launch`, whose rows are read as they are.
+Collectives are there where more ranks than one were measured.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tonnage.calibrate.between_ranks import exchange_tables
 from tonnage.calibrate.grid import EXPERTS, KV_SUFFIX, PRODUCTS, SMALL
 from tonnage.calibrate.imports.attention_rows import DECODE_COLUMNS, PREFILL_COLUMNS
 from tonnage.calibrate.imports.gemm import COLUMNS as GEMM_COLUMNS
@@ -54,11 +56,12 @@ def tables_of(rows: Iterable[Row], version: str) -> dict[str, pd.DataFrame]:
                 add(found, row, quantised)
                 break
     common = {"source_framework": FRAMEWORK, "source_version": version}
-    return {
+    own = {
         name: _once(pd.DataFrame(one).assign(**common)[_COLUMNS[name]])
         for name, one in found.items()
         if one
     }
+    return own | exchange_tables(kept)
 
 
 def _once(table: pd.DataFrame) -> pd.DataFrame:

@@ -61,9 +61,14 @@ class PointTimer:
         try:
             return self._measured(name, axes, largest, cold, graph)
         except torch.OutOfMemoryError:
-            self._kept = (None, ())
-            torch.cuda.empty_cache()
+            self.free()
             return None
+
+    def free(self) -> None:
+        """Give back the memory of the inputs that are kept."""
+        self._kept = (None, ())
+        if self._method.on_gpu:
+            torch.cuda.empty_cache()
 
     def _measured(
         self, name: str, axes: Axes, largest: Axes, cold: bool, graph: bool

@@ -38,6 +38,7 @@ class GpuState:
     memory_clock_hz: float | None = None
     power_w: float | None = None
     throttle_reasons: str | None = None  # nvidia-smi's bit mask
+    age_s: float | None = None  # when a row took it: clocks are read every few seconds
 
 
 def provenance(device: str, threads: int | None = None) -> Provenance:

@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import cycle, islice
 from math import ceil
@@ -32,6 +32,8 @@ GPU_COPIED_SHARE = 0.5  # of the memory that is free
 CPU_CACHE_BYTES = 32 << 20  # where the system does not tell
 CALLS_MAX = 256
 BUSY_S = 0.15  # how long a GPU is kept busy while its clocks are read
+# Clocks are read again after this: reading them takes longer than timing a kernel does.
+CLOCKS_EVERY_S = 4.0
 
 Call = Callable[[], object]
 Run = Callable[[Inputs], object]
@@ -263,7 +265,9 @@ def _time_on_gpu(calls: Sequence[Call], method: Method) -> tuple[Timing, GpuStat
         replay()
     torch.cuda.synchronize(method.device)
     seconds = _sampled(lambda: _event_seconds(replay, method.device) / number, method)
-    state = _state_while_busy(replay, seconds[0] * number, method.device)
+    state = CLOCKS.state(
+        method.device, lambda: _state_while_busy(replay, seconds[0] * number, method.device)
+    )
     return _quantiles(seconds, number), state
 
 
@@ -273,6 +277,30 @@ def _state_while_busy(replay: Call, replay_s: float, device: str) -> GpuState:
     state = gpu_state(device)
     torch.cuda.synchronize(device)
     return state
+
+
+class ClockReadings:
+    """What GPUs did while they were busy, read every few seconds instead of at every point.
+
+    Every state was read while its GPU was busy, and is at most `every_s` old when a row takes it.
+    """
+
+    def __init__(self, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._every_s = every_s
+        self._clock = clock
+        self._last: dict[str, tuple[float, GpuState]] = {}
+
+    def state(self, device: str, read: Callable[[], GpuState]) -> GpuState:
+        """Return the last state of a device and its age, read anew where that is too old."""
+        now = self._clock()
+        if device not in self._last or now - self._last[device][0] > self._every_s:
+            self._last[device] = self._clock(), read()
+            now = self._last[device][0]
+        read_at, state = self._last[device]
+        return replace(state, age_s=round(now - read_at, 3))
+
+
+CLOCKS = ClockReadings(CLOCKS_EVERY_S)
 
 
 def _event_seconds(work: Call, device: str) -> float:

@@ -112,6 +112,21 @@ def test_fresh_leaves_what_an_interrupted_run_measured(tonnage: Command, state: 
     assert load_profile(out).header.gpu == "cpu"
 
 
+@needs_torch
+def test_a_budget_ends_it_early_and_the_rows_are_kept(tonnage: Command, state: Path) -> None:
+    log = state / "calibration" / "cpu-quick.jsonl"
+    done = tonnage(*QUICK, "--models", "laptop-gqa", "--budget", "0.3s", "--ranks", "1")
+    assert done.code == 0, done.error
+    assert "Not reached in the budget: " in done.output
+    kept = log.read_text().splitlines()
+    assert 0 < len(kept) < 400
+    place = state / "profiles" / "cpu-tonnage.profile"
+    assert "launch" in load_profile(place).tables
+    soon = tonnage(*QUICK, "--budget", "soon")
+    assert soon.code == 2
+    assert "is not a duration" in soon.error
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

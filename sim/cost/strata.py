@@ -106,12 +106,20 @@ def _alone(step: Step) -> Step:
     return replace(step, decode_context_tokens=step.decode_context_tokens.copy())
 
 
+def phases_of(visited: Iterable[Stratum]) -> int:
+    """Return how many phases some strata have: so many steps are measured at least."""
+    return len({one.phase for one in visited})
+
+
 def measuring_order(visited: Mapping[Stratum, Visited]) -> Iterator[tuple[Stratum, Step]]:
     """Yield the steps to measure: one of each stratum, those with the most time first; then more.
 
-    So whenever the time for it is over, most of the simulation's time has been looked at.
+    So whenever the time for it is over, most of the simulation's time has been looked at. Before
+    all others comes the heaviest stratum of each phase, as no other phase can correct it.
     """
     strata = sorted(visited, key=lambda one: (-visited[one].seconds, one))
+    firsts = {one.phase: one for one in reversed(strata)}
+    strata.sort(key=lambda one: firsts[one.phase] != one)
     for number in range(_MOST_SAMPLES):
         for stratum in strata:
             samples = visited[stratum].samples()

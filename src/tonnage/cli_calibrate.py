@@ -47,6 +47,17 @@ def calibrate(
         bool,
         typer.Option("--resume/--fresh", help="Go on with what an interrupted run measured."),
     ] = True,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Measure collectives between so many processes; default: all GPUs, none on a CPU.",
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Begin no point after this, and fit what there is."),
+    ] = None,
     json_file: Annotated[
         str | None,
         typer.Option(
@@ -65,11 +76,13 @@ def calibrate(
       tonnage calibrate --device cpu --quick
       tonnage calibrate --device cuda --models kimi-k2.6:tp8,glm-5.2-h200
       tonnage calibrate --device cpu --quick --threads 2 --out ./mine.profile
+      tonnage calibrate --device cuda --ranks 4 --budget 5min
       tonnage profile show cpu-tonnage --out report
     """
     from tonnage import api
     from tonnage.output import check_destinations, write_json
     from tonnage.profile_tables import header_report, print_header
+    from tonnage.sim.units import parse_seconds
     from tonnage.terminal import output_console, progress
 
     check_destinations(json_file, None)
@@ -82,6 +95,8 @@ def calibrate(
             gpu=gpu,
             out=out,
             fresh=not resume,
+            ranks=ranks,
+            budget_s=None if budget is None else parse_seconds(budget),
             progress=report_progress,
         )
     report = {**header_report(done.profile, done.place), "calibration": done.report()}
@@ -94,6 +109,10 @@ def _print_measured(console: Console, found: dict[str, Any]) -> None:
     """Print how much was measured, and what should be measured again."""
     taken = f"{found['measured_now']:,} rows in {found['measured_s']:,.0f} s"
     console.print(f"{found['points']:,} points, of which measured now: {taken}", soft_wrap=True)
+    if found["ranks"] > 1:
+        console.print(f"Collectives between up to {found['ranks']} ranks")
+    if found["not_reached"]:
+        console.print(f"Not reached in the budget: {found['not_reached']:,} points; run it again")
     doubts = found["measure_again"]
     if doubts:
         console.print(f"Measure again, samples lie far apart ({len(doubts)} points):")

@@ -27,6 +27,7 @@ from tonnage.sim.cost.strata import (
     VisitingExecutor,
     correction,
     measuring_order,
+    phases_of,
     share_measured,
 )
 from tonnage.sim.domain import BadInputError, Step
@@ -37,7 +38,9 @@ from tonnage.step_times import StepTimes
 
 # What one device cannot run of a rank of several, and the prediction keeps; the last is the name
 # of the datasheet's.
-_BETWEEN_RANKS = ("all_reduce", "pipeline_and_context_links", "collectives")
+BETWEEN_RANKS = ("all_reduce", "pipeline_and_context_links", "collectives")
+# Of watching the KV: the device runs the check and its mask, and nothing of a canary.
+_CHECKED_HERE = ("integrity.tag_check", "integrity.launch")
 _COMPARED = (
     ("throughput", "output_tokens_per_s"),
     *(("latency", metric) for metric in ("ttft_s", "tpot_s", "itl_s", "e2e_s")),
@@ -161,7 +164,9 @@ def execute(
             told = None if progress is None else _told(progress, role)
             predictor = times[role].executor
             found = _measured(order, predictor, device, budget_s * share, told)
-            measured[role] = PoolExecution(visited[role], found, device.facts())
+            steps = [step for _, step in order[: len(found)]]
+            facts = device.facts() | _predicted_check(predictor, steps)
+            measured[role] = PoolExecution(visited[role], found, facts)
     return ExecutionReport(
         api.simulate(scenario, progress=progress),
         api.simulate(scenario, times=_corrected(times, measured), progress=progress),
@@ -199,12 +204,13 @@ def _measured(
     budget_s: float,
     told: Callable[[float], None] | None,
 ) -> tuple[Measurement, ...]:
-    """Measure steps until the budget is spent, one at least."""
+    """Measure steps until the budget is spent, one of each phase at least."""
     begun_s = monotonic()
+    least = phases_of(stratum for stratum, _ in order)
     found: list[Measurement] = []
     for stratum, step in order:
         spent = (monotonic() - begun_s) / budget_s if budget_s else 1.0
-        if found and spent >= 1.0:
+        if len(found) >= least and spent >= 1.0:
             break
         if told is not None:
             told(min(spent, 1.0))
@@ -215,8 +221,21 @@ def _measured(
 
 
 def _between_ranks_s(predictor: StepPredictor, step: Step) -> float:
-    """Return the predicted time of what goes between ranks."""
-    return sum(one.seconds for one in predictor.times(step) if one.name in _BETWEEN_RANKS)
+    """Return the predicted time of what goes between ranks, and of the host's part in checks."""
+    return sum(
+        one.seconds
+        for one in predictor.times(step)
+        if one.name in BETWEEN_RANKS
+        or (one.name.startswith("integrity.") and one.name not in _CHECKED_HERE)
+    )
+
+
+def _predicted_check(predictor: StepPredictor, steps: Sequence[Step]) -> dict[str, float | None]:
+    """Return the predicted seconds per step of what the device runs of a check, None without."""
+    seconds = sum(
+        one.seconds for step in steps for one in predictor.times(step) if one.name in _CHECKED_HERE
+    )
+    return {"tag_check_predicted_s": seconds / len(steps) if seconds else None}
 
 
 def _corrected(

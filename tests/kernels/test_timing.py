@@ -17,7 +17,14 @@ from tonnage.kernels.cpu.backend import with_cpu
 from tonnage.kernels.provenance import GpuState, parsed_state, provenance
 from tonnage.kernels.registry import kernel
 from tonnage.kernels.row_log import Row, RowLog
-from tonnage.kernels.timing import Method, measure, planned_key, row_key, time_calls
+from tonnage.kernels.timing import (
+    ClockReadings,
+    Method,
+    measure,
+    planned_key,
+    row_key,
+    time_calls,
+)
 from tonnage.sim.domain import BadInputError
 
 QUICK = Method(samples=3, warm_ups=1, sample_s=1e-4, budget_s=0.2)
@@ -154,3 +161,32 @@ def test_killed_writers_lose_and_repeat_nothing(tmp_path: Path) -> None:
             assert [row["at"] for row in log.rows] == list(range(len(log.rows)))
             lengths.append(len(log.rows))
     assert lengths == sorted(set(lengths))
+
+
+# --- clocks -------------------------------------------------------------------------------------
+
+
+def test_clocks_are_read_every_few_seconds_and_a_row_says_how_long_ago() -> None:
+    now = 0.0
+    read_at: list[float] = []
+
+    def read() -> GpuState:
+        read_at.append(now)
+        return GpuState(sm_clock_hz=1e9 + len(read_at))
+
+    readings = ClockReadings(4.0, clock=lambda: now)
+    ages = []
+    for moment in range(12):
+        now = float(moment)
+        state = readings.state("cuda:0", read)
+        assert state.sm_clock_hz == 1e9 + len(read_at)
+        ages.append(state.age_s)
+    assert read_at == [0.0, 5.0, 10.0]
+    assert ages == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
+
+
+def test_each_gpu_has_its_own_readings() -> None:
+    readings = ClockReadings(4.0, clock=lambda: 1.0)
+    first = readings.state("cuda:0", lambda: GpuState(power_w=1.0))
+    second = readings.state("cuda:1", lambda: GpuState(power_w=2.0))
+    assert (first.power_w, second.power_w) == (1.0, 2.0)

@@ -15,6 +15,7 @@ from tonnage.sim.cost.strata import (
     VisitingExecutor,
     correction,
     measuring_order,
+    phases_of,
     share_measured,
     stratum_of,
 )
@@ -94,6 +95,18 @@ def test_most_time_is_measured_first_and_each_stratum_once_before_any_twice() ->
     one = [Measurement(order[0][0], 1.0, 1.0)]
     assert share_measured(one, visiting.visited) == pytest.approx(161 / (161 + 41 + 11))
     assert share_measured([], visiting.visited) == 0.0
+
+
+def test_the_heaviest_stratum_of_every_phase_comes_before_all_others() -> None:
+    visiting = VisitingExecutor(Affine(), seed=0)
+    for requests in (256, 128, 64):  # each alone takes longer than all prompts
+        for _ in range(50):
+            visiting.run(decode(requests, 4096), 1)
+    visiting.run(prefill(16), 1)
+    visiting.run(prefill(64), 1)
+    order = [stratum.phase for stratum, _ in measuring_order(visiting.visited)]
+    assert order[:3] == ["decode", "prefill", "decode"]
+    assert phases_of(visiting.visited) == 2
 
 
 def test_what_was_kept_does_not_change_with_the_batch() -> None:

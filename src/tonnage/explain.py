@@ -37,15 +37,22 @@ def explain_steps(
     pools: dict[Role, BuiltPool], times: dict[Role, StepTimes], shape: StepShape
 ) -> dict[str, dict[str, Any]]:
     """Return the steps of every pool by name, such as `decode` or `serve prefill`."""
-    steps: dict[str, dict[str, Any]] = {}
+    return {
+        name: _explained(times[role].executor, pools[role], step)
+        for name, (role, step) in steps_of(pools, shape).items()
+    }
+
+
+def steps_of(pools: dict[Role, BuiltPool], shape: StepShape) -> dict[str, tuple[Role, Step]]:
+    """Return the steps to explain by name, each with the pool that runs it."""
+    steps: dict[str, tuple[Role, Step]] = {}
     for role, pool in pools.items():
-        predictor = times[role].executor
         if role != "prefill":
             name = "decode" if role == "decode" else f"{role} decode"
-            steps[name] = _explained(predictor, pool, _decode_step(pool, shape))
+            steps[name] = role, _decode_step(pool, shape)
         if role != "decode":
             name = "prefill" if role == "prefill" else f"{role} prefill"
-            steps[name] = _explained(predictor, pool, _prefill_step(pool, shape))
+            steps[name] = role, _prefill_step(pool, shape)
     return steps
 
 
@@ -92,7 +99,7 @@ def _explained(predictor: StepPredictor, pool: BuiltPool, step: Step) -> dict[st
         "seconds": seconds,
         "interval_s": [seconds * low, seconds * high],
         "roofline_s": sum(one.roofline_s for one in times),
-        "operators": [_row(one, seconds) for one in _by_name(times)],
+        "operators": [operator_row(one, seconds) for one in _by_name(times)],
     }
 
 
@@ -117,7 +124,8 @@ def _by_name(times: list[OperatorTime]) -> list[OperatorTime]:
     return sorted(joined, key=lambda one: -one.seconds)
 
 
-def _row(time: OperatorTime, step_s: float) -> dict[str, Any]:
+def operator_row(time: OperatorTime, step_s: float) -> dict[str, Any]:
+    """Return the JSON object of one operator of a step that takes so long."""
     return {
         "operator": time.name,
         "seconds": time.seconds,

@@ -27,6 +27,8 @@ def print_explanation(console: Console, runs: Mapping[str, Json]) -> None:
             _print_operators(console, step)
         if "handoff" in report:
             console.print(_handoff(report["handoff"]), soft_wrap=True)
+            for check in report["handoff"].get("checks", ()):
+                console.print(_handoff_check(check), soft_wrap=True)
     console.print()
     print_provenance(console, runs)
 
@@ -75,6 +77,15 @@ def _handoff(figures: Json) -> str:
             parts.append(f"{seconds} to convert at the {side} (datasheet)")
     early = "; chunks leave while the next ones are computed" if figures["overlap"] else ""
     return f"handoff of {figures['tokens']:,} tokens: {', '.join(parts)}{early}"
+
+
+def _handoff_check(check: Json) -> str:
+    """Describe one item of what watches the KV on its way."""
+    low_s, high_s = check["interval_s"]
+    spread = f"{format_seconds(low_s)} to {format_seconds(high_s)}, {check['source']}"
+    return (
+        f"  + {check['side']}, {check['operator']}: {format_seconds(check['seconds'])} ({spread})"
+    )
 
 
 def _efficiency(row: Json) -> str:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tonnage.scenarios.schema import Scenario
-from tonnage.sim.domain import GpuSpec, LinkSpec, ModelSpec, ParallelLayout
+from tonnage.sim.cost.check_prices import check_prices
+from tonnage.sim.cost.handoff_checks import SideChecks
+from tonnage.sim.cost.operator_times import OperatorTime
+from tonnage.sim.domain import GpuSpec, IntegritySpec, LinkSpec, ModelSpec, ParallelLayout
 from tonnage.sim.engine.handoff import Handoff
 from tonnage.sim.model.kv import KvShape, stage_kv_shapes
 
 TokensTo = Callable[[int], float]
+_NOT_WATCHED = IntegritySpec()
 _LONG_TOKENS = 8192  # at which layouts are compared: what stops growing weighs little by then
 
 
@@ -43,6 +47,8 @@ class End:
     layout: ParallelLayout
     kv_format: str
     gpu: GpuSpec
+    integrity: IntegritySpec = _NOT_WATCHED
+    page_tokens: int = 1
 
     def shapes(self, kv_format: str, engine: str) -> list[KvShape]:
         """Return what the GPUs of each stage hold, were the KV in some format."""
@@ -72,7 +78,7 @@ def handoff_of(terms: Terms, prefill: End, decode: End) -> Handoff:
         end = prefill if terms.sender_converts else decode
         share = min(copies, 1.0) if terms.sender_converts else 1.0
         convert_s = _convert_s(end, (prefill.kv_format, decode.kv_format), terms.engine, share)
-    return Handoff(
+    handoff = Handoff(
         terms.link,
         wire_bytes,
         early_bytes=_scaled(copies, _growing_bytes_per_gpu(sent)),
@@ -83,6 +89,25 @@ def handoff_of(terms: Terms, prefill: End, decode: End) -> Handoff:
         sender_ranks=prefill.layout.attention_dp,
         receiver_ranks=decode.layout.attention_dp,
     )
+    sender, receiver = _side_checks(prefill, decode, wire_bytes, received_bytes)
+    if not sender.is_nothing:
+        handoff = replace(handoff, sender_check_s=sender)
+    if not receiver.is_nothing:
+        handoff = replace(handoff, receiver_check_s=receiver)
+    return handoff
+
+
+def _side_checks(
+    prefill: End, decode: End, wire_bytes: TokensTo, received_bytes: TokensTo
+) -> tuple[SideChecks, SideChecks]:
+    """Return what each side checks of a prompt; one that asks for a checksum asks it of both."""
+    summed = prefill.integrity.handoff_checksum or decode.integrity.handoff_checksum
+
+    def side(end: End, moved_bytes: TokensTo, *, receives: bool) -> SideChecks:
+        prices = check_prices(end.gpu, ways=end.layout.attention_tp)
+        return SideChecks(end.integrity, end.page_tokens, moved_bytes, prices, receives, summed)
+
+    return side(prefill, wire_bytes, receives=False), side(decode, received_bytes, receives=True)
 
 
 def _no_time(_tokens: int) -> float:
@@ -133,7 +158,7 @@ def handoff_figures(handoff: Handoff, tokens: int) -> dict[str, Any]:
     rates = [link.bandwidth_bytes_per_s]
     if link.receiver_bandwidth_bytes_per_s is not None:
         rates.append(link.receiver_bandwidth_bytes_per_s / handoff.receiver_share)
-    return {
+    figures: dict[str, Any] = {
         "kind": link.kind,
         "source": link.source,
         "overlap": handoff.overlap,
@@ -144,6 +169,25 @@ def handoff_figures(handoff: Handoff, tokens: int) -> dict[str, Any]:
         "wire_s": wire_bytes / min(rates),
         "sender_convert_s": handoff.sender_convert_s(tokens),
         "receiver_convert_s": handoff.receiver_convert_s(tokens),
+    }
+    checks = [*_check_rows(handoff, tokens)]
+    return figures | {"checks": checks} if checks else figures
+
+
+def _check_rows(handoff: Handoff, tokens: int) -> Iterator[dict[str, Any]]:
+    """Yield every item of what watches the KV on its way, of a prompt that leaves at once."""
+    for side, check in (("sender", handoff.sender_check_s), ("receiver", handoff.receiver_check_s)):
+        if isinstance(check, SideChecks):
+            for one in check.items(tokens):
+                yield {"side": side, **_time_row(one)}
+
+
+def _time_row(one: OperatorTime) -> dict[str, Any]:
+    return {
+        "operator": one.name,
+        "seconds": one.seconds,
+        "interval_s": [one.low_s, one.high_s],
+        "source": one.source,
     }
 
 

@@ -131,6 +131,7 @@ class RouterSection(Section):
     never for sessions, 1.25 for prefixes). `cache_threshold`, `balance_abs`, `balance_rel` and
     `tree_tokens` belong to cache_aware. Sessions without an affinity key hop between `regions` with
     `hop_probability` per request. `down`: instances that are not there, such as {decode: [0]}.
+    `no_instance`: what becomes of requests while some pool has no instance that is up.
     """
 
     policy: PolicyName = "token_aware"
@@ -148,6 +149,9 @@ class RouterSection(Section):
     hop_probability: Annotated[Number, Field(ge=0, le=1)] = 0.0
     down: Annotated[dict[str, tuple[WholeOrZero, ...]], BeforeValidator(_lists_of_instances)] = (
         Field(default={})
+    )
+    no_instance: Literal["reject", "wait"] = Field(
+        default="reject", exclude_if=lambda choice: choice == "reject"
     )
 
     def check(self, instances: Mapping[str, int]) -> None:
@@ -193,4 +197,5 @@ class RouterSection(Section):
             regions=self.regions,
             hop_probability=self.hop_probability,
             down={role: tuple(sorted(set(gone))) for role, gone in self.down.items()},
+            waits=self.no_instance == "wait",
         )

@@ -8,12 +8,18 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tonnage.sim.engine.clock import Clock
+from tonnage.sim.engine.door import Door
+from tonnage.sim.engine.faults import RunIntegrity
 from tonnage.sim.engine.handoff import Handoff
-from tonnage.sim.engine.instance import Executor, Instance, Listener
+from tonnage.sim.engine.instance import Executor, Instance, Listener, Watched
 from tonnage.sim.engine.loads import Intake
 from tonnage.sim.results.timeline import Timeline
 from tonnage.sim.serving.build import SchedulerSpec, serve_scheduler
+from tonnage.sim.serving.custody import Custody
+from tonnage.sim.serving.data_faults import FaultSpec
+from tonnage.sim.serving.outages import Outages
 from tonnage.sim.serving.plan import Outcome, Plan, PromptTaker, Scheduler
+from tonnage.sim.serving.retries import ClientSpec
 from tonnage.sim.serving.router import Dispatcher, RoutingSpec
 from tonnage.sim.serving.sequence import Sequence
 from tonnage.sim.serving.tiers import HierarchySpec, SharedTiers
@@ -54,12 +60,16 @@ class PoolPlan:
 class Deployment:
     """Pools by role (`serve`; `prefill` and `decode`; or `decode` alone) and what is between them.
 
-    `handoff` is None without a prefill pool.
+    `handoff` is None without a prefill pool. `clients`: what they do when a request fails; None:
+    nothing. `outages`: what goes wrong. `faults`: those of data.
     """
 
     pools: dict[str, PoolPlan]
     routing: RoutingSpec = field(default_factory=RoutingSpec)
     handoff: Handoff | None = None
+    clients: ClientSpec | None = None
+    outages: Outages | None = None
+    faults: tuple[FaultSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +81,24 @@ class Surroundings:
     on_end: Callable[[Sequence], None]
     exact: bool
     timeline: Timeline | None
+    integrity: RunIntegrity | None = None
 
-    def dispatcher(self, deployment: Deployment) -> Dispatcher:
+    @property
+    def custody(self) -> Custody | None:
+        """What looks after KV on its way; None where pages have no identity."""
+        return None if self.integrity is None else self.integrity.custody
+
+    def watched(self, plan: PoolPlan, number: int) -> Watched | None:
+        """Return what looks after the pages of an instance, numbered in its pool."""
+        if self.integrity is None:
+            return None
+        return self.integrity.watched(plan.role, number, plan.scheduling)
+
+    def door(self, deployment: Deployment) -> Door:
         """Return what spreads requests over the instances of all pools."""
         instances = {role: plan.instances for role, plan in deployment.pools.items()}
-        return Dispatcher(deployment.routing, instances, self.seed)
+        dispatcher = Dispatcher(deployment.routing, instances, self.seed)
+        return Door(dispatcher, waits=deployment.routing.waits, on_end=self.on_end)
 
 
 class Fleet(Protocol):
@@ -91,6 +114,27 @@ class Fleet(Protocol):
         """Drop a request whose client has gone; its end is reported when it is out."""
 
 
+OnLost = Callable[[Instance, ListLike[Sequence]], None]
+
+
+class MortalFleet(Fleet, Protocol):
+    """A fleet whose instances can go down and come back."""
+
+    door: Door
+
+    def crash(
+        self, role: str, index: int, in_flight: ListLike[Sequence], on_lost: OnLost
+    ) -> list[Sequence]:
+        """Let an instance die; return those of the requests in flight that are lost with it.
+
+        `on_lost` is given them first, and marks them as given up. The end of each is reported when
+        no other instance has anything of it any more. The door must know that it is dead.
+        """
+
+    def restart(self, role: str, index: int) -> None:
+        """Start an instance that is down, empty."""
+
+
 class ColocatedFleet:
     """Instances that do both phases."""
 
@@ -100,7 +144,8 @@ class ColocatedFleet:
         self._plan = plan = deployment.pools["serve"]
         self.shared = shared = plan.shared()
         self._schedulers = [serve_scheduler(plan.scheduling, shared) for _ in range(plan.instances)]
-        self._dispatcher = around.dispatcher(deployment)
+        self.door = around.door(deployment)
+        self._dispatcher = self.door.dispatcher
         self._instances = make_instances(around, plan, self._schedulers, self)
         self._intakes = make_intakes(around, plan, self._schedulers, self._instances)
         self.instances = {"serve": self._instances}
@@ -111,12 +156,21 @@ class ColocatedFleet:
         if sequence.rejected:
             self._around.on_end(sequence)
             return
-        (index,) = self._dispatcher.assign(sequence.request)
+        indices = (
+            self.door.enter(sequence)
+            if self.door.troubled
+            else self._dispatcher.assign(sequence.request)
+        )
+        if indices is None:
+            return
+        (index,) = indices
         sequence.prefill_instance = sequence.decode_instance = index
         self._intakes[index].take(sequence)
 
     def give_up(self, sequence: Sequence) -> None:
         """Drop a request at its instance's next step boundary."""
+        if sequence.decode_instance is None and self.door.leave(sequence):
+            return
         assert sequence.decode_instance is not None
         self._schedulers[sequence.decode_instance].abort(sequence)
         self._instances[sequence.decode_instance].notify()
@@ -141,6 +195,30 @@ class ColocatedFleet:
         self._dispatcher.done("serve", instance.index, sequence.request)
         self._around.on_end(sequence)
 
+    # --- crashes --------------------------------------------------------------------------------
+
+    def crash(
+        self, role: str, index: int, in_flight: ListLike[Sequence], on_lost: OnLost
+    ) -> list[Sequence]:
+        """Let an instance die with all that it has."""
+        instance = self._instances[index]
+        instance.stop()
+        instance.scheduler.settle()
+        self._schedulers[index] = serve_scheduler(self._plan.scheduling, self.shared)
+        instance.scheduler = self._schedulers[index]
+        self._intakes[index] = make_intakes(
+            self._around, self._plan, [self._schedulers[index]], [instance]
+        )[0]
+        had = [one for one in in_flight if one.decode_instance == index and not one.ended]
+        on_lost(instance, had)
+        for sequence in had:
+            self._end(instance, sequence)
+        return had
+
+    def restart(self, role: str, index: int) -> None:
+        """Start an instance that is down, empty."""
+        self._instances[index].start(self._schedulers[index])
+
 
 def make_instances(
     around: Surroundings,
@@ -160,6 +238,7 @@ def make_instances(
             exact=around.exact,
             timeline=around.timeline,
             load_s=None if plan.tiers is None else plan.tiers.host.load_s,
+            watched=around.watched(plan, index),
         )
         for index, scheduler in enumerate(schedulers)
     ]

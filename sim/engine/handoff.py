@@ -24,7 +24,9 @@ class Handoff:
     chunk. `sender_convert_s`, `receiver_convert_s`: time to change the format of the KV, before it
     leaves and after it has arrived. `receiver_share`: bytes that one GPU of the receiver takes in
     per byte that one of the sender sends. `sender_ranks`, `receiver_ranks`: attention-DP ranks of
-    an instance, whose GPUs send and receive different requests side by side.
+    an instance, whose GPUs send and receive different requests side by side. `sender_check_s`,
+    `receiver_check_s`: time to check so many tokens, a part before it leaves, a prompt after it has
+    arrived.
     """
 
     link: LinkSpec
@@ -36,6 +38,8 @@ class Handoff:
     receiver_share: float = 1.0
     sender_ranks: int = 1
     receiver_ranks: int = 1
+    sender_check_s: Callable[[int], float] = _nothing
+    receiver_check_s: Callable[[int], float] = _nothing
 
     def network(self, env: Clock, senders: int, receivers: int) -> Network:
         """Return an idle network between so many instances."""
@@ -64,8 +68,9 @@ class _Transfer:
 class Transfers:
     """All prompts whose KV is on its way, each a flow between its two instances.
 
-    A part waits for its conversion, where the sender converts, and for the set-up of the link; then
-    it shares the ports. What arrived is handed over after the receiver's conversion.
+    A part waits for its conversion, where the sender converts, for its check, and for the set-up of
+    the link; then it shares the ports. What arrived is handed over after the receiver's conversion
+    and check.
     """
 
     def __init__(
@@ -106,6 +111,12 @@ class Transfers:
         else:
             self._network.close(transfer.flow, lambda: then(sequence))
 
+    def cancel(self, sequence: Sequence) -> None:
+        """Send no more of a prompt, and let nobody be told: one of its instances is down."""
+        transfer = self._under_way.pop(sequence.request.id, None)
+        if transfer is not None:
+            self._network.cancel(transfer.flow)
+
     def _transfer_of(self, sequence: Sequence) -> _Transfer:
         transfer = self._under_way.get(sequence.request.id)
         if transfer is None:
@@ -119,17 +130,20 @@ class Transfers:
 
     def _send(self, transfer: _Transfer, tokens: int, part_bytes: float) -> None:
         convert_s = self._handoff.sender_convert_s
-        converting_s = convert_s(tokens) - convert_s(transfer.sent_tokens)
+        before_s = convert_s(tokens) - convert_s(transfer.sent_tokens)
+        before_s += self._handoff.sender_check_s(tokens - transfer.sent_tokens)
         transfer.sent_tokens = tokens
         transfer.sent_bytes += part_bytes
-        self._network.send(transfer.flow, part_bytes, converting_s + self._handoff.link.setup_s)
+        self._network.send(transfer.flow, part_bytes, before_s + self._handoff.link.setup_s)
 
     def _arrived(self, sequence: Sequence) -> None:
         del self._under_way[sequence.request.id]
         sequence.transfer_end_s = self._env.now
         self._on_arrival(sequence)
-        converting_s = on_grid(self._handoff.receiver_convert_s(sequence.request.input_tokens))
-        if converting_s:
-            call_at(self._env, self._env.now + converting_s, self._on_ready, sequence)
+        tokens = sequence.request.input_tokens
+        after_s = self._handoff.receiver_convert_s(tokens) + self._handoff.receiver_check_s(tokens)
+        waiting_s = on_grid(after_s)
+        if waiting_s:
+            call_at(self._env, self._env.now + waiting_s, self._on_ready, sequence)
         else:
             self._on_ready(sequence)

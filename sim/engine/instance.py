@@ -40,6 +40,16 @@ class Listener(Protocol):
         """Take in what a step changed."""
 
 
+class Watched(Protocol):
+    """What looks after the pages of one instance."""
+
+    def start(self, instance: Instance) -> None:
+        """Look after the pages of its scheduler, which is new."""
+
+    def stepped(self, plan: Plan, steps: int) -> None:
+        """Take in that the step of a plan was done `steps` times."""
+
+
 class Instance:
     """Run a scheduler's steps one after the other in simulated time.
 
@@ -59,10 +69,12 @@ class Instance:
         exact: bool,
         timeline: Timeline | None = None,
         load_s: Callable[[int], float] | None = None,
+        watched: Watched | None = None,
     ) -> None:
         """Start the instance's processes; `index` is unique in the deployment.
 
-        `load_s`: seconds that the KV of so many tokens takes from host memory.
+        `load_s`: seconds that the KV of so many tokens takes from host memory. `watched`: what
+        looks after its pages.
         """
         self.index = index
         self.scheduler = scheduler
@@ -74,19 +86,48 @@ class Instance:
         self._exact = exact
         self._timeline = timeline
         self._load_s = load_s
+        self._watched = watched
         self._idle: list[simpy.Event] = []
         self._tokens_done = 0.0
         self._lane: Lane = scheduler.lanes[0]
         self._segment: Segment | None = None
+        self._plan = Plan()  # of the segment
+        self._pipeline: Pipeline | None = None
+        self._crashes = 0
         self._tokens_per_step = 0.0
         self._visit_after = 0  # steps of the segment; 0: nothing will be decided meanwhile
         self._token_gaps = [[TokenGaps()] for _ in scheduler.lanes]  # by lane, attention-DP rank
+        self.start(scheduler)
+
+    def start(self, scheduler: Scheduler) -> None:
+        """Run the steps of an idle scheduler from now on, after a crash a new one's."""
+        self.scheduler = scheduler
+        self._lane = scheduler.lanes[0]
+        if self._watched is not None:
+            self._watched.start(self)
         if len(scheduler.lanes) == 1:
-            env.process(self._run())
+            self._env.process(self._run())
         else:
-            pipeline = Pipeline(env, len(scheduler.lanes))
+            self._pipeline = pipeline = Pipeline(self._env, len(scheduler.lanes))
             for number in range(len(scheduler.lanes)):
-                env.process(self._run_in_pipeline(number, pipeline))
+                self._env.process(self._run_in_pipeline(number, pipeline))
+
+    def stop(self) -> None:
+        """Stop at once, as a crash does: steps that have ended count, one under way is lost."""
+        self._crashes += 1
+        self._idle, self._pipeline = [], None
+        segment, self._segment = self._segment, None
+        if segment is None:
+            return
+        segment.end.callbacks = []  # whoever waited for it does not go on
+        self.busy_s += self._env.now - segment.start_s
+        segment.steps = segment.steps_done()
+        if segment.steps:
+            self._commit(0, self._plan, segment)
+
+    def last_token_s(self) -> float:
+        """Return when the sequences that decode here got their last token."""
+        return max(gaps.last_token_s for gaps in chain.from_iterable(self._token_gaps))
 
     def lead(self) -> int:
         """Return how many steps of the segment under way have begun; 0 when there is none."""
@@ -147,10 +188,13 @@ class Instance:
         lane, env, turn = self._lane, self._env, self.index * _LANES_MOST
         segment_steps = 1 if self._exact else _STEPS_MAX
         version, left_s = -1, _NO_TIMES  # of the last decode batch, the steps not run
+        life = self._crashes
         while True:
             plan = self._next_plan(0)
             if plan.step is None:
                 yield self._wait()
+                if self._crashes != life:  # woken at the very instant of the crash
+                    return
                 continue
             limit = min(plan.max_steps, segment_steps)
             if plan.step.prefill_chunks:
@@ -164,7 +208,7 @@ class Instance:
                 version = plan.batch_version
             segment = Segment(env, turn, durations_s[:limit])
             self._segment, self._tokens_per_step = segment, plan.tokens_per_step
-            self._visit_after = 0
+            self._plan, self._visit_after = plan, 0
             if segment.steps > 1:
                 self._plan_visit(segment, 1)
             yield segment.end  # or of the step in which `notify` came
@@ -221,6 +265,8 @@ class Instance:
                     self._gaps_of(number, rank).record(segment, part.decoding, newcomers_s)
         if self._timeline is not None:
             self._draw(plan, segment)
+        if self._watched is not None:
+            self._watched.stepped(plan, segment.steps)
         outcome = self.scheduler.lanes[number].commit(segment.steps)
         if outcome.tokens_together:
             self._token_gaps[number][0].add_together(outcome.tokens_together)
@@ -250,6 +296,8 @@ class Instance:
         while True:
             place = pipeline.first_stage.request()
             yield place
+            if self._pipeline is not pipeline:  # it has crashed
+                return
             plan = self._next_plan(number)
             if plan.step is None:
                 pipeline.first_stage.release(place)
@@ -260,6 +308,8 @@ class Instance:
             call_at(env, leaves_first_s, pipeline.first_stage.release, place)
             segment = Segment(env, turn, np.array([ends_s - env.now]))
             yield segment.end
+            if self._pipeline is not pipeline:
+                return
             env.take_turn(turn)
             self.busy_s += on_grid(pass_s / pipeline.stages)
             self._commit(number, plan, segment)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
+from math import inf
 from typing import Any
 
 import simpy
@@ -39,13 +40,22 @@ class PortSpec:
 class Flow:
     """Bytes from one instance to another, sent in parts; it ends when, closed, all is there."""
 
-    __slots__ = ("moving", "on_end", "order", "parts_to_come", "path", "target_bytes")
+    __slots__ = (
+        "cancelled",
+        "moving",
+        "on_end",
+        "order",
+        "parts_to_come",
+        "path",
+        "target_bytes",
+    )
 
     def __init__(self, path: _Path, order: int) -> None:
         self.path = path  # between the instances that it joins
         self.order = order  # among all flows: breaks ties
         self.parts_to_come = 0  # sent, but not on the wire yet
         self.moving = False
+        self.cancelled = False
         self.target_bytes = 0.0  # of what its path has served each flow, when it is through
         self.on_end: Callable[[], None] | None = None
 
@@ -83,8 +93,16 @@ class _Path:
         flow.target_bytes = self.served_bytes + part_bytes
         heappush(self.flows, (flow.target_bytes, flow.order, flow))
 
+    def remove(self, flow: Flow) -> None:
+        """Take a flow out that is not through."""
+        self.flows = [entry for entry in self.flows if entry[2] is not flow]
+        heapify(self.flows)
+        flow.moving = False
+
     def due_s(self) -> float:
-        """Return the instant at which the first flow is through."""
+        """Return the instant at which the first flow is through; infinite where nothing moves."""
+        if not self.rate_bytes_per_s:
+            return inf
         target_bytes, order, flow = self.flows[0]
         while target_bytes != flow.target_bytes:
             heapreplace(self.flows, (flow.target_bytes, order, flow))
@@ -121,6 +139,7 @@ class Network:
             port: end.bandwidth_bytes_per_s * end.flows for port, end in enumerate(ends)
         }
         self._most_bytes_per_s = min(sending.most_bytes_per_s, receiving.most_bytes_per_s)
+        self._slow: dict[int, float] = {}  # ports that are slower than they should be, by factor
         self._paths = [
             [
                 _Path(((sender, sending.share), (senders + receiver, receiving.share)))
@@ -155,6 +174,27 @@ class Network:
         assert not flow.idle
         flow.on_end = on_end
 
+    def cancel(self, flow: Flow) -> None:
+        """Send nothing more of a flow, and let nobody be told of its end."""
+        flow.cancelled, flow.on_end = True, None
+        if flow.moving:
+            path = flow.path
+            path.catch_up(self._env.now)
+            path.remove(flow)
+            if not path.flows:
+                path.rate_bytes_per_s = 0.0
+                del self._busy[path.ports]
+            self._settle_after_this_instant()
+
+    def slow_down(self, factors: dict[int, float]) -> None:
+        """Let ports be slower by these factors from now on, 0 to let nothing pass; others not.
+
+        Ports are numbered, senders first.
+        """
+        self._slow = dict(factors)
+        self._rates.cache_clear()
+        self._settle_after_this_instant()
+
     def _enter(self, part: tuple[Flow, float]) -> None:
         self._entering.append(part)
         self._settle_after_this_instant()
@@ -171,10 +211,12 @@ class Network:
         self._settles = False
         now_s = self._env.now
         for flow, part_bytes in self._entering:
+            flow.parts_to_come -= 1
+            if flow.cancelled:
+                continue
             path = flow.path
             path.catch_up(now_s)
             path.add(flow, part_bytes)
-            flow.parts_to_come -= 1
             self._busy[path.ports] = path
         self._entering.clear()
         busy = [self._busy[ports] for ports in sorted(self._busy)]
@@ -184,14 +226,33 @@ class Network:
                 path.catch_up(now_s)
                 path.rate_bytes_per_s = rate
         due_s = min((path.due_s() for path in busy), default=None)
+        if due_s == inf:
+            due_s = None
         if due_s is not None and due_s != self._due_s:
             call_at(self._env, due_s, self._arrive, due_s)
         self._due_s = due_s
 
     def _shared_rates(self, flows: tuple[tuple[int, _Ports], ...]) -> list[float]:
         """Return the rate of each flow of so many between these ports."""
+        if self._slow:
+            return self._slowed_rates(flows)
         demands = [Demand(number, ports, self._most_bytes_per_s) for number, ports in flows]
         return max_min_rates(demands, self._capacity_bytes_per_s)
+
+    def _slowed_rates(self, flows: tuple[tuple[int, _Ports], ...]) -> list[float]:
+        """Return the rates where some ports are slower; flows through a dead one have none."""
+        factors = [min(self._slow.get(port, 1.0) for port, _ in ports) for _, ports in flows]
+        demands = [
+            Demand(number, ports, self._most_bytes_per_s * factor)
+            for (number, ports), factor in zip(flows, factors, strict=True)
+            if factor
+        ]
+        capacities = {
+            port: most * self._slow.get(port, 1.0)
+            for port, most in self._capacity_bytes_per_s.items()
+        }
+        rates = iter(max_min_rates(demands, capacities) if demands else ())
+        return [next(rates) if factor else 0.0 for factor in factors]
 
     def _arrive(self, due_s: Any) -> None:
         """End the flows that are through now, unless it has turned out to be another instant."""

@@ -5,15 +5,20 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from tonnage.sim.domain import BadInputError, Request
+from tonnage.sim.engine.clients import Clients, Users
 from tonnage.sim.engine.clock import TICK_S, Clock, Process, call_at, on_grid
 from tonnage.sim.engine.disaggregated import DisaggregatedFleet, ResidentFleet
+from tonnage.sim.engine.faults import RunIntegrity, identified
 from tonnage.sim.engine.fleet import ColocatedFleet, Deployment, Fleet, Surroundings
-from tonnage.sim.results.records import Records
+from tonnage.sim.engine.outages import OutageDriver
+from tonnage.sim.results.records import Attempts, Records
 from tonnage.sim.results.run import RunResult
 from tonnage.sim.results.sketch import QuantileSketch
 from tonnage.sim.results.timeline import Timeline
+from tonnage.sim.serving.retries import ClientSpec
 from tonnage.sim.serving.sequence import Sequence
 from tonnage.sim.traffic.loads import ClosedLoad, Lengths, Load, OpenLoad, ResidentLoad
 from tonnage.sim.traffic.sessions import Due, SessionLoad, SessionRun
@@ -37,12 +42,19 @@ def simulate(
     """
     env = Clock()
     run = _Run(env, load, progress)
-    around = Surroundings(env, seed, run.end, exact, timeline)
-    run.fleet = _fleet(around, deployment, load)
+    run.clients = clients = _clients(env, deployment, load, run, seed)
+    on_end = run.end if clients is None else clients.out
+    integrity = RunIntegrity(env, deployment.faults, seed)
+    around = Surroundings(env, seed, on_end, exact, timeline, integrity)
+    run.fleet = _fleet(around, _identified(deployment), load)
+    outages = None if clients is None else _let_happen(env, deployment, run.fleet, clients, seed)
     env.process(run.arrivals())
     with _no_cycle_collection():
         env.run(until=run.finished)
         result = run.result()
+        result.integrity = integrity.result()
+        if outages is not None:
+            outages.stop()
         if not isinstance(load, ResidentLoad):
             env.run()  # until the engines are idle: what is held now is lost
             result.pages_left = run.used_pages()
@@ -61,6 +73,17 @@ def _no_cycle_collection() -> Iterator[None]:
             gc.enable()
 
 
+def _identified(deployment: Deployment) -> Deployment:
+    """Give the pages of all pools an identity where faults of data act on them."""
+    if not deployment.faults:
+        return deployment
+    pools = {
+        role: replace(plan, scheduling=identified(plan.scheduling))
+        for role, plan in deployment.pools.items()
+    }
+    return replace(deployment, pools=pools)
+
+
 def _fleet(around: Surroundings, deployment: Deployment, load: Load) -> Fleet:
     if isinstance(load, ResidentLoad):
         return ResidentFleet(around, deployment)
@@ -69,10 +92,45 @@ def _fleet(around: Surroundings, deployment: Deployment, load: Load) -> Fleet:
     return DisaggregatedFleet(around, deployment)
 
 
+def _clients(
+    env: Clock, deployment: Deployment, load: Load, users: Users, seed: int
+) -> Clients | None:
+    """Return clients that try again, or whose requests an outage may hit; None: neither."""
+    outages = deployment.outages
+    if deployment.clients is None and not outages:
+        return None
+    resident = isinstance(load, ResidentLoad)
+    return Clients(
+        env,
+        deployment.clients or ClientSpec(),
+        users,
+        seed,
+        timeout_s=None if isinstance(load, ResidentLoad) else load.timeout_s,
+        lost_abort=0.0 if outages is None else outages.lost_abort,
+        resident=resident,
+    )
+
+
+def _let_happen(
+    env: Clock, deployment: Deployment, fleet: Fleet, clients: Clients, seed: int
+) -> OutageDriver | None:
+    """Let clients and outages have their fleet."""
+    clients.fleet = fleet
+    outages = deployment.outages
+    if isinstance(fleet, ResidentFleet):
+        if outages is not None and (outages.crashes or outages.links):
+            raise BadInputError("outages: resident requests are held in one instance that stays up")
+        return None
+    assert isinstance(fleet, ColocatedFleet | DisaggregatedFleet)
+    clients.breakers.watch(fleet, fleet.door)
+    return OutageDriver(env, outages, fleet, clients, seed) if outages else None
+
+
 class _Run:
     """The bookkeeping of one run: who arrives next, who has ended, when the load is steady."""
 
     fleet: Fleet
+    clients: Clients | None = None
 
     def __init__(self, env: Clock, load: Load, progress: Progress | None) -> None:
         self.finished = env.event()
@@ -170,6 +228,9 @@ class _Run:
         self._offer(sequence)
 
     def _offer(self, sequence: Sequence) -> None:
+        if self.clients is not None:
+            self.clients.send(sequence)
+            return
         timeout_s = None if isinstance(self._load, ResidentLoad) else self._load.timeout_s
         if timeout_s is not None:
             until_s = on_grid(sequence.request.arrival_s) + max(on_grid(timeout_s), TICK_S)
@@ -182,9 +243,9 @@ class _Run:
             return
         sequence.gave_up = True
         self.fleet.give_up(sequence)
-        self._free_user(sequence, answered=False)
+        self.free_user(sequence, answered=False)
 
-    def _free_user(self, sequence: Sequence, *, answered: bool) -> None:
+    def free_user(self, sequence: Sequence, *, answered: bool) -> None:
         """Let whoever waited for a request send what follows, in a load that reacts."""
         if self._sessions is not None:
             self._next_turn(sequence, answered=answered)
@@ -194,16 +255,24 @@ class _Run:
     def end(self, sequence: Sequence) -> None:
         """Take in a request that was served or rejected; a closed user sends the next."""
         sequence.ended = True
-        self._records.add(sequence)
+        self._note_end(sequence)
+        if not sequence.gave_up:
+            answered = sequence.rejected is None and sequence.aborted is None
+            self.free_user(sequence, answered=answered)
+        self._finish_if_done()
+
+    def record(self, sequence: Sequence, attempts: Attempts) -> None:
+        """Take in a request that has ended after so many attempts; its user knows already."""
+        self._note_end(sequence, attempts)
+        self._finish_if_done()
+
+    def _note_end(self, sequence: Sequence, attempts: Attempts | None = None) -> None:
+        self._records.add(sequence, attempts)
         ended = len(self._records)
         if ended == self._ramp:
             self._steady_from = self._decode_tokens()
         if self._progress is not None and ended % _PROGRESS_EVERY == 0:
             self._progress(ended)
-        if not sequence.gave_up:
-            answered = sequence.rejected is None and sequence.aborted is None
-            self._free_user(sequence, answered=answered)
-        self._finish_if_done()
 
     def _no_more(self) -> None:
         if not self._all_sent:
@@ -235,6 +304,10 @@ class _Run:
         for instances in self.fleet.instances.values():
             for instance in instances:
                 gaps.merge(instance.token_gaps())
+        clients = self.clients
+        if clients is not None:
+            gaps.merge(clients.gaps.sketch)
+            clients.outages.breakers_opened = clients.breakers.times_opened
         (from_s, from_tokens), (to_s, to_tokens) = self._steady_from, self._steady_to
         rate = (to_tokens - from_tokens) / (to_s - from_s) if to_s > from_s else None
         shared = self.fleet.shared
@@ -255,6 +328,8 @@ class _Run:
                 for instance in instances
             ),
             cache=None if shared is None else shared.books,
+            attempts=None if clients is None else clients.attempts,
+            outages=None if clients is None else clients.outages,
         )
 
 

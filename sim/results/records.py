@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,20 +42,44 @@ _PENDING_ROWS = 8192
 _NAN = float("nan")
 
 
+_ATTEMPTS = ("attempts", "lost_prompt_tokens", "lost_output_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """How often a request was sent, and the tokens of the attempts that its row does not show."""
+
+    attempts: int
+    lost_prompt_tokens: int  # computed
+    lost_output_tokens: int
+
+
 class Records:
-    """Requests that ended, in the order in which they ended."""
+    """Requests that ended, in the order in which they ended.
+
+    A row shows the attempt that was served, or else the last one; where clients try again, three
+    columns more say what the others cost.
+    """
 
     def __init__(self) -> None:
         self._blocks: dict[str, list[NDArray[Any]]] = {name: [] for name in _COLUMNS}
         self._pending: list[tuple[object, ...]] = []
         self._settled = 0
         self._reasons: dict[int, str] = {}  # row -> why it was not served
+        self._attempts: list[Attempts] = []  # by row; empty where every request is sent once
 
     def __len__(self) -> int:
         return self._settled + len(self._pending)
 
-    def add(self, sequence: Sequence) -> None:
+    @property
+    def has_attempts(self) -> bool:
+        """Whether it is known how often each request was sent."""
+        return bool(self._attempts)
+
+    def add(self, sequence: Sequence, attempts: Attempts | None = None) -> None:
         """Append the row of a request that has ended, one way or the other."""
+        if attempts is not None:
+            self._attempts.append(attempts)
         reason = sequence.rejected or sequence.aborted
         if reason is not None:
             self._reasons[len(self)] = reason
@@ -83,6 +108,12 @@ class Records:
         """Return one of the columns of whole numbers `[requests]`."""
         return self._column(name).astype(np.int64, copy=False)
 
+    def attempts(self, name: str) -> IntArray:
+        """Return `attempts`, `lost_prompt_tokens` or `lost_output_tokens` `[requests]`."""
+        if not self._attempts:
+            return np.full(len(self), int(name == "attempts"), dtype=np.int64)
+        return np.array([getattr(one, name) for one in self._attempts], dtype=np.int64)
+
     def times(self, name: str) -> FloatArray:
         """Return one of the columns of times `[requests]`, seconds; NaN where it never was."""
         return self._column(name).astype(np.float64, copy=False)
@@ -101,6 +132,8 @@ class Records:
         named = [name for name in _INTEGERS if name != "status_code"]
         columns: dict[str, object] = {name: self.integers(name) for name in named}
         columns |= {name: self.times(name) for name in _TIMES}
+        if self.has_attempts:
+            columns |= {name: self.attempts(name) for name in _ATTEMPTS}
         frame = pd.DataFrame(columns)
         for name in ("prefill_instance", "decode_instance"):
             frame[name] = frame[name].astype("Int64").mask(frame[name] == _index(None))

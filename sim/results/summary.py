@@ -112,23 +112,38 @@ def _output_rate_interval(records: Records) -> Interval | None:
 def request_counts(records: Records) -> dict[str, int]:
     """Return how many requests ended which way."""
     counts = {status: int(records.with_status(status).sum()) for status in STATUSES}
-    return {**counts, "retractions": int(records.integers("retractions").sum())}
+    counts["retractions"] = int(records.integers("retractions").sum())
+    if records.has_attempts:
+        counts["retried"] = int((records.attempts("attempts") > 1).sum())
+    return counts
 
 
 def wasted_tokens(records: Records) -> dict[str, int]:
     """Return the tokens that were computed and that no client was served with.
 
     Prompt tokens computed for requests that were not served, or computed again after a retraction;
-    output tokens generated for requests that were not served.
+    output tokens generated for requests that were not served; those of all attempts but the last.
     """
     served = records.served()
     computed, prompts = records.integers("computed_tokens"), records.integers("input_tokens")
     again = np.maximum(computed + records.integers("cached_tokens") - prompts, 0)
     outputs = records.integers("generated_tokens")
     return {
-        "prompt_tokens": int(computed[~served].sum() + again[served].sum()),
-        "output_tokens": int(outputs[~served].sum()),
+        "prompt_tokens": int(computed[~served].sum() + again[served].sum())
+        + int(records.attempts("lost_prompt_tokens").sum()),
+        "output_tokens": int(outputs[~served].sum())
+        + int(records.attempts("lost_output_tokens").sum()),
     }
+
+
+def attempt_figures(run: RunResult) -> dict[str, dict[str, int]]:
+    """Return `attempts`, by how they ended, and `outages`; nothing where there is no log."""
+    figures = {}
+    if run.attempts is not None:
+        figures["attempts"] = run.attempts.counts()
+    if run.outages is not None:
+        figures["outages"] = run.outages.figures()
+    return figures
 
 
 def objectives_met(run: RunResult, objectives: Sequence[Objective]) -> dict[str, Any]:

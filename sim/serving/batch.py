@@ -6,6 +6,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Iterable
+from collections.abc import Sequence as ListLike
 
 import numpy as np
 
@@ -77,6 +78,12 @@ class DecodeBatch:
         left = self._limits[: len(self._sequences)] - self.contexts.tokens()
         return int(np.clip(left, 0, most).sum())
 
+    def pages_to_come(self, page_tokens: int) -> int:
+        """Return the pages that all sequences together may still take."""
+        held = -(-self.contexts.tokens() // page_tokens)
+        whole = -(-self._limits[: len(self._sequences)] // page_tokens)
+        return int(np.maximum(whole - held, 0).sum())
+
     def output_tokens(self) -> tuple[int, int]:
         """Return (tokens generated so far, tokens allowed) summed over the live sequences."""
         live = list(self.live_sequences())
@@ -100,6 +107,11 @@ class DecodeBatch:
         return together
 
     # --- sequences ------------------------------------------------------------------------------
+
+    @property
+    def members(self) -> ListLike[Sequence]:
+        """The sequences that are computed, by slot."""
+        return self._sequences
 
     def live_sequences(self) -> Iterable[Sequence]:
         """Return the sequences that get a token in the next step."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tonnage.sim.domain import SpeculationSpec
+from tonnage.sim.domain import IntegritySpec, SpeculationSpec
 from tonnage.sim.serving.decode import DecodeScheduler
+from tonnage.sim.serving.guarded import GuardedDecode, GuardedPrefill, GuardedServe
+from tonnage.sim.serving.identified import IdentifiedCache, IdentifiedPool
 from tonnage.sim.serving.micro_batches import (
     PromptMicroBatches,
     ReceiverMicroBatches,
@@ -21,6 +23,8 @@ from tonnage.sim.serving.ranks import DecodeRanks, PrefillRanks, RankBook, Serve
 from tonnage.sim.serving.scheduler import Limits, PrefillScheduler, Resources, ServeScheduler
 from tonnage.sim.serving.tiers import Hierarchy, SharedTiers, Tier
 
+_UNWATCHED = IntegritySpec()
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSpec:
@@ -29,7 +33,8 @@ class SchedulerSpec:
     `ranks`: attention-DP ranks, each with an equal share of the pages and running requests, and
     with chunks of its own. `stages`: pipeline stages, as many micro-batches, each with an equal
     share of the running requests. `cache`: how prompts share their pages; a decode instance, whose
-    prompts are computed elsewhere, has none.
+    prompts are computed elsewhere, has none. `integrity`: what watches the pages. `identified`:
+    they have an identity, which faults need, and which takes time.
     """
 
     kv_tokens: int
@@ -42,6 +47,8 @@ class SchedulerSpec:
     speculation: SpeculationSpec | None = None
     seed: int = 0  # of the accepted lengths
     cache: CacheSpec | None = None
+    integrity: IntegritySpec = _UNWATCHED
+    identified: bool = False
 
     @property
     def longest_tokens(self) -> int:
@@ -52,6 +59,8 @@ class SchedulerSpec:
     def page_pool(self, tiers: Hierarchy | None = None) -> PagePool:
         """Return the empty KV memory of one rank."""
         tokens, free_first = self.kv_tokens // self.ranks, self.policy.free_first
+        if self.identified:
+            return self._identified_pool(tiers)
         if self.cache is None:
             return PagePool(tokens, self.page_tokens, self.extra_tokens, free_first=free_first)
         return PrefixCache(
@@ -61,6 +70,15 @@ class SchedulerSpec:
             free_first=free_first,
             spec=self.cache,
             tiers=tiers,
+        )
+
+    def _identified_pool(self, tiers: Hierarchy | None) -> PagePool:
+        sizes = self.kv_tokens // self.ranks, self.page_tokens, self.extra_tokens
+        free_first = self.policy.free_first
+        if self.cache is None:
+            return IdentifiedPool(*sizes, free_first=free_first, integrity=self.integrity)
+        return IdentifiedCache(
+            *sizes, free_first=free_first, spec=self.cache, tiers=tiers, integrity=self.integrity
         )
 
     def hierarchies(self, shared: SharedTiers | None) -> Iterator[Hierarchy | None]:
@@ -95,7 +113,8 @@ def serve_scheduler(spec: SchedulerSpec, shared: SharedTiers | None = None) -> P
     lanes: list[PromptTaker] = []
     book = RankBook(spec.ranks, spec.policy.rank_choice)
     for resources in spec.lanes(shared):
-        ranks = [ServeScheduler(one) for one in resources]
+        kind = GuardedServe if spec.identified else ServeScheduler
+        ranks = [kind(one) for one in resources]
         lanes.append(ranks[0] if len(ranks) == 1 else ServeRanks(ranks, book))
     return lanes[0] if len(lanes) == 1 else PromptMicroBatches(lanes)
 
@@ -105,7 +124,8 @@ def prefill_scheduler(spec: SchedulerSpec, shared: SharedTiers | None = None) ->
     lanes: list[Sender] = []
     book = RankBook(spec.ranks, spec.policy.rank_choice)
     for resources in spec.lanes(shared):
-        ranks = [PrefillScheduler(one) for one in resources]
+        kind = GuardedPrefill if spec.identified else PrefillScheduler
+        ranks = [kind(one) for one in resources]
         lanes.append(ranks[0] if len(ranks) == 1 else PrefillRanks(ranks, book))
     return lanes[0] if len(lanes) == 1 else SenderMicroBatches(lanes)
 
@@ -116,7 +136,8 @@ def decode_scheduler(spec: SchedulerSpec, *, in_place: bool = False) -> Receiver
     book = RankBook(spec.ranks, spec.policy.rank_choice)
     spec = replace(spec, cache=None)
     for resources in spec.lanes():
-        visited = spec.ranks == spec.stages == 1
-        ranks = [DecodeScheduler(one, in_place=in_place, visited=visited) for one in resources]
+        visited = spec.ranks == spec.stages == 1 and not spec.identified
+        kind = GuardedDecode if spec.identified else DecodeScheduler
+        ranks = [kind(one, in_place=in_place, visited=visited) for one in resources]
         lanes.append(ranks[0] if len(ranks) == 1 else DecodeRanks(ranks, book))
     return lanes[0] if len(lanes) == 1 else ReceiverMicroBatches(lanes)

@@ -49,6 +49,9 @@ class Contexts(Protocol):
     def steps_within(self, pages: int, most: int) -> int:
         """Return how many steps, at most `most`, take no more than `pages` pages."""
 
+    def pages_after(self, steps: int) -> IntArray:
+        """Return the pages `[size]` that each sequence holds after some more steps."""
+
     def tokens_of(self, slot: int) -> int:
         """Return the tokens that one attention reads in the next step."""
 
@@ -140,6 +143,12 @@ class UnitContexts:
                 break
             steps += 1
         return min(steps, most)
+
+    def pages_after(self, steps: int) -> IntArray:
+        """Return the pages `[size]` that each sequence holds after some more steps."""
+        tokens = self.tokens() + (steps - 1 + self._pool.extra_tokens)
+        pages: IntArray = -(-tokens // self._pool.page_tokens)
+        return pages
 
     def tokens_of(self, slot: int) -> int:
         """Return the tokens that one attention reads in the next step."""
@@ -257,6 +266,10 @@ class SpeculativeContexts:
             else:
                 fails = middle
         return fits
+
+    def pages_after(self, steps: int) -> IntArray:
+        """Return the pages `[size]` that each sequence holds after some more steps."""
+        return self._held_after(steps) if steps else self._held[: self._size]
 
     def tokens_of(self, slot: int) -> int:
         """Return the tokens that one attention reads in the next step."""

@@ -141,6 +141,8 @@ class DecodeScheduler(ServeScheduler):
 
     def _needed_tokens(self, sequence: Sequence) -> int:
         policy = self.policy
+        if not policy.evicts:
+            return self._whole_tokens(sequence)
         pages = self.pool.pages_for(_kv_tokens(sequence))
         needed = pages * self.pool.page_tokens + policy.reserved_decode_tokens
         if not policy.charges_outputs or sequence.retractions:
@@ -148,6 +150,20 @@ class DecodeScheduler(ServeScheduler):
         outputs = min(sequence.request.max_new_tokens, policy.output_charge_most)
         whole = sequence.request.input_tokens + outputs
         return max(needed, whole - self._retractable_tokens())
+
+    def _whole_tokens(self, sequence: Sequence) -> int:
+        """Return the tokens of the pages that a sequence takes in the end."""
+        request = sequence.request
+        whole = request.input_tokens + request.max_new_tokens
+        return self.pool.pages_for(whole) * self.pool.page_tokens
+
+    def _promised_tokens(self) -> int:
+        """Return what all that hold pages may still take: none of them is evicted."""
+        pages = self._batch.pages_to_come(self.pool.page_tokens)
+        coming = [*self._holding.values(), *self._arrived]
+        whole = sum(self._whole_tokens(one) for one in coming)
+        held_pages = sum(one.decode_pages for one in coming)
+        return (pages - held_pages) * self.pool.page_tokens + whole
 
     def _retractable_tokens(self) -> int:
         return int(self._batch.contexts.sum_after(self._ahead))
@@ -159,6 +175,8 @@ class DecodeScheduler(ServeScheduler):
         the longest running one needs to finish with all others retracted.
         """
         policy = self.policy
+        if not policy.evicts:
+            return self.pool.free_tokens - self._promised_tokens()
         reserve = policy.reserved_decode_tokens * self.admitted
         if policy.charges_outputs and len(self._batch) and not back:
             longest = self._batch.longest_total_tokens(policy.output_charge_most)

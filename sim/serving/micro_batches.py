@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as ListLike
 from typing import Generic, TypeVar
 
+from tonnage.sim.serving.pages import PagePool
 from tonnage.sim.serving.plan import Lane, PromptTaker, Receiver, Scheduler, Sender
 from tonnage.sim.serving.sequence import Sequence
 from tonnage.sim.serving.tiers import LoadPlan
@@ -36,6 +37,19 @@ class MicroBatches(Generic[Kind]):
     def used_pages(self) -> int:
         """Return the pages that requests hold in the shared pool."""
         return self._lanes[0].used_pages()
+
+    def pools(self) -> ListLike[PagePool]:
+        """Return the pages of each rank, which all lanes share."""
+        return self._lanes[0].pools()
+
+    def pool_of(self, sequence: Sequence) -> PagePool:
+        """Return the pages of the rank that a sequence is at."""
+        return self._lanes[0].pool_of(sequence)
+
+    def settle(self) -> None:
+        """Write the progress of the running sequences of all lanes to them."""
+        for lane in self._lanes:
+            lane.settle()
 
 
 class PromptMicroBatches(MicroBatches[PromptTaker]):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tonnage.sim.domain import Step
+from tonnage.sim.serving.pages import PagePool
 from tonnage.sim.serving.prompts import Chunk
 from tonnage.sim.serving.sequence import Sequence
 from tonnage.sim.serving.tiers import LoadPlan
@@ -99,6 +100,15 @@ class Scheduler(Protocol):
 
     def used_pages(self) -> int:
         """Return the pages that requests hold here."""
+
+    def pools(self) -> ListLike[PagePool]:
+        """Return the pages of each attention-DP rank."""
+
+    def pool_of(self, sequence: Sequence) -> PagePool:
+        """Return the pages of the rank that a sequence is at."""
+
+    def settle(self) -> None:
+        """Write the progress of the running sequences to them: a crash takes the batch away."""
 
 
 class PromptTaker(Scheduler, Protocol):

@@ -3,7 +3,8 @@
 Sources: SGLang 0.5.23 `srt/managers/scheduler.py`, `schedule_policy.py` (admission),
 `schedule_batch.py` (retraction), `srt/server_args.py` (attention-DP) and
 `srt/disaggregation/decode.py` (pre-allocation); vLLM 0.19 `v1/core/sched/scheduler.py` and
-`async_scheduler.py`.
+`async_scheduler.py`; TensorRT-LLM 1.2 `_torch/pyexecutor/scheduler/scheduler.py` (capacity policy
+GUARANTEED_NO_EVICT, micro batches) and `llmapi/llm.py` (`_check_arguments`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ class Policy:
     - `charges_outputs`: a prompt starts only when there is room for the tokens that it and the
       running requests may still write (`output_charge_most` each at most; the running ones' times
       a ratio that falls with every step that ran without retraction).
-    - `aligns_chunks`: a prompt that is cut is cut at the end of a page.
+    - `evicts`: running requests may lose their pages; else one starts only when there is room for
+      all that it and the running ones may still write, in whole pages.
+    - `aligns_chunks`: a prompt that is cut is cut at the end of a page. `whole_prompts`: one that a
+      step could hold is never cut; it waits for a step that has room for all of it.
     - `victim`: who loses its pages when there are none left: the request with the fewest output
       tokens (of those the longest prompt), or the one let in last. `requeue_first`: it waits
       before all others, not behind them. `keeps`: which of its full pages can be used again as
@@ -50,7 +54,9 @@ class Policy:
     ratio_least: float = 0.7 * 0.14
     ratio_decay_steps: int = 600
     retract_ahead_steps: int = 20
+    evicts: bool = True
     aligns_chunks: bool = False
+    whole_prompts: bool = False
     victim: Victim = "latest"
     requeue_first: bool = True
     keeps: Literal["nothing", "prompt", "all"] = "nothing"
@@ -95,12 +101,28 @@ SGLANG = Policy(
 )
 VLLM_SYNC = Policy(name="vllm 0.11", mixed=True, keeps="all", rank_choice="least_requests")
 VLLM = replace(VLLM_SYNC, name="vllm 0.19", lag_steps=1)  # async scheduling is its default
+# Prompts and tokens share a step; prompts are whole, as chunked prefill is off by default (longer
+# ones than a step are refused there; here they are cut, as if it were on). A prompt starts only
+# when the pool holds all that the running requests and it may still write, so nobody is evicted.
+# The next step is planned beside the one that runs (`disable_overlap_scheduler: false`); one that
+# has all its tokens by then is left out of it (`GENERATION_TO_COMPLETE`).
+TRTLLM = Policy(
+    name="trtllm 1.2",
+    mixed=True,
+    lag_steps=1,
+    charges_outputs=True,
+    output_charge_most=2**62,
+    evicts=False,
+    whole_prompts=True,
+    rank_choice="least_requests",
+)
 
 # By engine: (first version, its rules), the newest last. vLLM plans ahead since 0.14 (pull
 # request 27614).
 KNOWN_POLICIES: dict[str, tuple[tuple[str, Policy], ...]] = {
     "sglang": (("0.0.0", SGLANG),),
     "vllm": (("0.0.0", VLLM_SYNC), ("0.14.0", VLLM)),
+    "trtllm": (("0.0.0", TRTLLM),),
 }
 
 

@@ -74,9 +74,17 @@ class PromptQueue:
         return max(self.waiting[0].eligible_step - step_index, 0)
 
     def chunks(
-        self, budget_tokens: int, slots: int, step_index: int, room: OutputRoom | None = None
+        self,
+        budget_tokens: int,
+        slots: int,
+        step_index: int,
+        room: OutputRoom | None = None,
+        step_tokens: int = 0,
     ) -> list[Chunk]:
-        """Choose the prompt tokens of one step and allocate their pages."""
+        """Choose the prompt tokens of one step and allocate their pages.
+
+        `step_tokens`: what a step holds, where prompts that fit one are not cut.
+        """
         chosen: list[Chunk] = []
         if self.under_way is not None and budget_tokens > 0:
             self._continue(self.under_way, budget_tokens, chosen)
@@ -87,6 +95,8 @@ class PromptQueue:
             if left <= 0:
                 break
             found = self._pool.find(self.waiting[0])
+            if self._policy.whole_prompts and left < self._to_compute(found) <= step_tokens:
+                break
             if chosen and self._policy.aligns_chunks and self._splits(found, left):
                 left -= left % self._pool.page_tokens
             if left <= 0:
@@ -111,8 +121,12 @@ class PromptQueue:
 
     def _splits(self, found: Found, budget_tokens: int) -> bool:
         """Tell whether the head would be cut: what fills up a step ends with a page."""
+        return self._budget_tokens(self._to_compute(found)) > budget_tokens
+
+    def _to_compute(self, found: Found) -> int:
+        """Return the tokens of the head that are not in place."""
         in_place = (found.pages + found.loaded_pages) * self._pool.page_tokens
-        return self._budget_tokens(self.waiting[0].prompt_tokens - in_place) > budget_tokens
+        return self.waiting[0].prompt_tokens - in_place
 
     def _head_fits(self, found: Found, room: OutputRoom | None) -> bool:
         head = self.waiting[0]

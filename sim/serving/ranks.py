@@ -11,6 +11,7 @@ import numpy as np
 
 from tonnage.sim.domain import IntArray, Step
 from tonnage.sim.serving.decode import DecodeScheduler
+from tonnage.sim.serving.pages import PagePool
 from tonnage.sim.serving.plan import Lane, Outcome, Plan
 from tonnage.sim.serving.scheduler import PrefillScheduler, ServeScheduler
 from tonnage.sim.serving.sequence import Sequence
@@ -106,6 +107,19 @@ class Ranks(Generic[Kind]):
     def used_pages(self) -> int:
         """Return the pages that requests hold at all ranks."""
         return sum(rank.used_pages() for rank in self.ranks)
+
+    def pools(self) -> ListLike[PagePool]:
+        """Return the pages of each rank."""
+        return [rank.pool for rank in self.ranks]
+
+    def pool_of(self, sequence: Sequence) -> PagePool:
+        """Return the pages of the rank that a sequence is at."""
+        return self._rank_of(sequence).pool
+
+    def settle(self) -> None:
+        """Write the progress of the running sequences of all ranks to them."""
+        for rank in self.ranks:
+            rank.settle()
 
     def next_step(self) -> Plan:
         """Plan every rank and join the plans."""

@@ -48,7 +48,8 @@ class RoutingSpec:
     requests return to one instance of the pool that computes prompts: their session, or their first
     `prefix_tokens` tokens; a request without it goes by the policy. `load_factor`: an instance with
     more than that times the mean of the requests in flight is full, and the next one on the ring is
-    taken; None: never full. `down`: instances that are not there, by role.
+    taken; None: never full. `down`: instances that are not there, by role. `waits`: while no region
+    has an instance of every pool, requests wait for one; else they are rejected.
     """
 
     policy: PolicyName = "token_aware"
@@ -61,6 +62,7 @@ class RoutingSpec:
     regions: int = 1
     hop_probability: float = 0.0
     down: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
+    waits: bool = False
 
     def policy_of(self, role: str) -> PolicyName:
         """Return the policy of a pool."""
@@ -92,6 +94,8 @@ class Router:
         """Start with idle instances, all up; `first_index` numbers them in the whole pool."""
         self.loads = Loads.none(instances)
         self.up = list(range(instances))
+        self._down: set[int] = set()
+        self._shunned: set[int] = set()
         self._load_factor = spec.load_factor
         self._policy = _policy(policy, spec.cache, instances, rng)
         self._first_index = first_index
@@ -118,12 +122,28 @@ class Router:
 
     def mark_down(self, index: int) -> None:
         """Send nothing to an instance any more; its cache is lost."""
-        self.up.remove(index)
+        self._down.add(index)
         self._policy.lost(index)
+        self._find_up()
 
     def mark_up(self, index: int) -> None:
         """Use an instance again."""
-        self.up = sorted({*self.up, index})
+        self._down.discard(index)
+        self._find_up()
+
+    def shun(self, index: int) -> None:
+        """Send nothing to an instance for a while, though it may be there, cache and all."""
+        self._shunned.add(index)
+        self._find_up()
+
+    def shun_no_more(self, index: int) -> None:
+        """Use an instance again that was shunned, unless it is down."""
+        self._shunned.discard(index)
+        self._find_up()
+
+    def _find_up(self) -> None:
+        gone = self._down | self._shunned
+        self.up = [index for index in range(len(self.loads.requests)) if index not in gone]
 
     def _by_key(self, key: int, ring: HashRing) -> int:
         """Return the first instance on the ring that has room, or the first that is up.
@@ -170,7 +190,7 @@ class Dispatcher:
     """
 
     def __init__(self, spec: RoutingSpec, pools: Mapping[str, int], seed: int) -> None:
-        """`pools`: instances by role, at least one per region, in some region all of them up."""
+        """`pools`: instances by role, at least one per region."""
         self._spec = spec
         self._has_keys = spec.affinity != "none"
         rng = np.random.default_rng([_STREAM, seed, 1])
@@ -180,14 +200,31 @@ class Dispatcher:
             for number, (role, instances) in enumerate(pools.items())
         ]
         self._by_role = {pool.role: pool for pool in self.pools}
+        self.roles = list(pools)
+        self._find_usable()
+
+    def _find_usable(self) -> None:
         self._usable = [
             region
-            for region in range(spec.regions)
+            for region in range(self._spec.regions)
             if all(pool.routers[region].up for pool in self.pools)
         ]
 
+    @property
+    def available(self) -> bool:
+        """Whether some region has an instance of every pool."""
+        return bool(self._usable)
+
+    def mark(self, role: str, index: int, *, up: bool, shunned: bool = False) -> None:
+        """Take in that an instance is up or not; `shunned`: that it is used again or not."""
+        self._by_role[role].mark(index, up=up, shunned=shunned)
+        self._find_usable()
+
     def assign(self, request: Request) -> list[int]:
-        """Return the instances for a request, one of each pool, and count it in everywhere."""
+        """Return the instances for a request, one of each pool, and count it in everywhere.
+
+        Ask only while `available`.
+        """
         key = self._spec.key_of(request) if self._has_keys else None
         region = 0
         if self._spec.regions > 1:
@@ -225,6 +262,15 @@ class _Pool:
         for index in spec.down.get(role, ()):
             region = self._region_of[index]
             self.routers[region].mark_down(index - self._firsts[region])
+
+    def mark(self, index: int, *, up: bool, shunned: bool) -> None:
+        """Take in that an instance, numbered in the whole pool, is up or not, shunned or not."""
+        region = self._region_of[index]
+        router, local = self.routers[region], index - self._firsts[region]
+        if shunned:
+            (router.shun_no_more if up else router.shun)(local)
+        else:
+            (router.mark_up if up else router.mark_down)(local)
 
     def assign(self, region: int, request: Request, key: int | None) -> int:
         """Return the instance in a region, numbered in the whole pool."""

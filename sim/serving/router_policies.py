@@ -148,7 +148,7 @@ class CacheAware:
         self._looked_up = request, ids, match
         if match[1] * request.block_tokens > self._rules.threshold * request.input_tokens:
             instance = holder(match)
-            if instance is not None:
+            if instance is not None and (len(up) == len(loads.requests) or instance in up):
                 return instance
         return least(self._tree.tokens, up)
 

@@ -161,6 +161,19 @@ class ServeScheduler:
         """Return the pages that requests hold here."""
         return self.pool.used_pages
 
+    def pools(self) -> ListLike[PagePool]:
+        """Return the pages of its one rank."""
+        return (self.pool,)
+
+    def pool_of(self, sequence: Sequence) -> PagePool:
+        """Return the pages of all its sequences."""
+        return self.pool
+
+    def settle(self) -> None:
+        """Write the progress of the running sequences to them: a crash takes the batch away."""
+        for sequence in self._batch.live_sequences():
+            sequence.generated_tokens = self._batch.generated(sequence)
+
     # --- planning -------------------------------------------------------------------------------
 
     def next_step(self) -> Plan:
@@ -225,8 +238,7 @@ class ServeScheduler:
         prompts = self._prompts
         self._chunks = []
         if prompts.waiting or prompts.under_way is not None:
-            charged = self.policy.charges_outputs and prompts.waiting and not prompts.shut
-            room = self._output_room() if charged else None
+            room = self._output_room()
             budget, slots = self._limits.chunk_tokens, self._free_slots()
             self._chunks = prompts.chunks(budget, slots, step_index, room)
         if not self._chunks:
@@ -236,8 +248,10 @@ class ServeScheduler:
     def _plan_mixed(self, plan: Plan, step_index: int) -> None:
         retracted = self._take_pages(plan)  # before any prompt does
         slots = 0 if retracted else self._free_slots()
-        budget = self._limits.chunk_tokens - len(self._batch)
-        self._chunks = self._prompts.chunks(budget, slots, step_index)
+        step_tokens = self._limits.chunk_tokens
+        budget = step_tokens - len(self._batch)
+        room = self._output_room()
+        self._chunks = self._prompts.chunks(budget, slots, step_index, room, step_tokens)
         self._set_step(plan, decodes=len(self._batch) > 0)
 
     def _take_pages(self, plan: Plan) -> bool:
@@ -256,9 +270,16 @@ class ServeScheduler:
         under_way = self._prompts.under_way is not None
         return self._limits.max_running_requests - self._batch.places - under_way
 
-    def _output_room(self) -> OutputRoom:
-        most = self.policy.output_charge_most
-        owed = self._ratio.value * self._batch.outputs_to_come(most)
+    def _output_room(self) -> OutputRoom | None:
+        """Return what prompts may be promised; None where they are not charged, or none waits."""
+        prompts = self._prompts
+        if not self.policy.charges_outputs or not prompts.waiting or prompts.shut:
+            return None
+        most, page_tokens = self.policy.output_charge_most, self.pool.page_tokens
+        if self.policy.evicts:
+            owed = self._ratio.value * self._batch.outputs_to_come(most)
+        else:
+            owed = self._batch.pages_to_come(page_tokens) * page_tokens
         return OutputRoom(self.pool, owed, most)
 
     def _set_step(self, plan: Plan, *, decodes: bool) -> None:
@@ -392,7 +413,7 @@ class ServeScheduler:
         if not self._chunks:
             return outcome
         for sequence in commit_chunks(self._chunks):
-            if sequence.gave_up:  # while its chunk was on its way through a pipeline
+            if sequence.gave_up or sequence.aborted:  # while its chunk was being computed
                 self.pool.give_back(sequence, sequence.prompt_pages)
                 outcome.dropped = [*outcome.dropped, sequence]
                 continue
@@ -447,7 +468,8 @@ class PrefillScheduler(ServeScheduler):
 
     def _plan(self, plan: Plan, step_index: int) -> None:
         budget = self._limits.chunk_tokens
-        self._chunks = self._prompts.chunks(budget, self._free_slots(), step_index)
+        slots = self._free_slots()
+        self._chunks = self._prompts.chunks(budget, slots, step_index, step_tokens=budget)
         self._set_step(plan, decodes=False)
 
     def commit(self, steps: int) -> Outcome:

@@ -44,6 +44,7 @@ ARCHITECTURES: dict[str, SkeletonReader] = {
     "Qwen3MoeForCausalLM": read_qwen3_moe,
     "Qwen3VLForConditionalGeneration": read_qwen3,
     "Qwen3VLMoeForConditionalGeneration": read_qwen3_moe,
+    "Qwen3NextForCausalLM": read_qwen3_5,
     "Qwen3_5ForConditionalGeneration": read_qwen3_5,
     "Qwen3_5MoeForConditionalGeneration": read_qwen3_5,
 }

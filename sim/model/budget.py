@@ -19,6 +19,7 @@ from tonnage.sim.model.engine_rules import (
     MIB,
     EngineRules,
     SglangRules,
+    TrtllmRules,
     VllmRules,
     captured_prefill_sizes,
     default_graph_batch,
@@ -45,7 +46,8 @@ class Budget:
 
     `static_bytes` is for weights and KV together. `activation_bytes`, `graph_bytes` and
     `other_bytes` are the rest. `fraction_most` is the largest fraction the engine's own estimate of
-    activations and graphs allows; `base_bytes` is what the fraction multiplies.
+    activations and graphs allows; `base_bytes` is what the fraction multiplies. `kv_share`: of what
+    the weights leave of `static_bytes`, what becomes KV.
     """
 
     static_bytes: float
@@ -57,6 +59,7 @@ class Budget:
     mem_fraction_source: str
     fraction_most: float
     assumptions: tuple[str, ...]
+    kv_share: float = 1.0
 
 
 def cuda_visible_bytes(gpu: GpuSpec) -> float:
@@ -70,6 +73,8 @@ def gpu_budget(model: ModelSpec, gpu: GpuSpec, engine: EngineSpec, pool: PoolSpe
     chosen = rules_for(engine)
     if isinstance(chosen.rules, SglangRules):
         budget = _sglang_budget(chosen.rules, model, gpu, engine, pool)
+    elif isinstance(chosen.rules, TrtllmRules):
+        budget = _trtllm_budget(chosen.rules, model, gpu, engine, pool)
     else:
         budget = _vllm_budget(chosen.rules, model, gpu, engine, pool)
     remarks: tuple[str, ...] = (chosen.remark,) if chosen.remark else ()
@@ -85,6 +90,8 @@ def default_fraction(rules: EngineRules, model: ModelSpec, gpu: GpuSpec, pool: P
     """Return the memory fraction that the engine takes when none is given."""
     if isinstance(rules, VllmRules):
         return rules.memory_fraction
+    if isinstance(rules, TrtllmRules):
+        return rules.free_fraction
     memory_mib = gpu.memory_bytes / MIB
     reserve_mib = _sglang_activation_mib(rules, gpu, pool) + _sglang_graph_mib(
         rules, model, gpu, pool
@@ -164,7 +171,7 @@ def _vllm_budget(
     base_bytes = cuda_visible_bytes(gpu)
     activation_bytes = vllm_activation_bytes(rules, model, pool)
     graph_bytes = rules.graph_mib_per_layer * MIB * len(model.layers) / pool.layout.pp
-    non_torch_bytes = next(mib for tp, mib in _NON_TORCH_MIB if pool.layout.tp >= tp) * MIB
+    non_torch_bytes = _non_torch_bytes(pool)
     static_bytes = fraction * base_bytes - activation_bytes - non_torch_bytes
     if rules.counts_graphs:
         static_bytes -= graph_bytes
@@ -182,26 +189,60 @@ def _vllm_budget(
     )
 
 
+def _trtllm_budget(
+    rules: TrtllmRules, model: ModelSpec, gpu: GpuSpec, engine: EngineSpec, pool: PoolSpec
+) -> Budget:
+    """Return what is left for weights and KV; the free fraction is of the KV alone.
+
+    The peak of its profiling pass is a layer's rows, as in vLLM; it samples the requests of a pass
+    only, so that no sampler's arrays are among it. Graphs are captured after the pool is sized.
+    """
+    fraction = rules.free_fraction if engine.mem_fraction is None else engine.mem_fraction
+    base_bytes = cuda_visible_bytes(gpu)
+    activation_bytes = pool.chunk_tokens * _layer_row_bytes(model, pool, "trtllm")
+    graph_bytes = rules.graph_mib_per_layer * MIB * len(model.layers) / pool.layout.pp
+    static_bytes = base_bytes - activation_bytes - _non_torch_bytes(pool)
+    return Budget(
+        static_bytes,
+        activation_bytes,
+        graph_bytes,
+        gpu.memory_bytes - static_bytes - activation_bytes - graph_bytes,
+        base_bytes,
+        fraction,
+        engine.mem_fraction_source,
+        1.0,
+        (f"KV: {fraction:g} of what is free with weights loaded and a pass computed",),
+        fraction,
+    )
+
+
+def _non_torch_bytes(pool: PoolSpec) -> float:
+    return next(mib for tp, mib in _NON_TORCH_MIB if pool.layout.tp >= tp) * MIB
+
+
 def vllm_activation_bytes(rules: VllmRules, model: ModelSpec, pool: PoolSpec) -> float:
     """Return the activation peak of vLLM's profiling run: its sampler's or a layer's.
 
-    The sampler's arrays are FP32 `[max running requests of a rank, vocabulary]`. A layer holds
-    `[chunk tokens]` rows of hidden states and of the widest MLP's gate, up and product.
+    The sampler's arrays are FP32 `[max running requests of a rank, vocabulary]`.
     """
     sampler_bytes = rules.sampler_copies * _LOGIT_BYTES * model.vocab_size
     sampler_bytes *= ceil(pool.max_running_requests / pool.layout.attention_dp)
+    return max(sampler_bytes, pool.chunk_tokens * _layer_row_bytes(model, pool, "vllm"))
+
+
+def _layer_row_bytes(model: ModelSpec, pool: PoolSpec, engine: str) -> float:
+    """Return what one token takes in a layer: hidden states, the widest MLP's gate, up, product."""
     layout, widest = pool.layout, 0.0
     for layer in model.layers:
         if isinstance(layer.mlp, DenseMlp):
-            width = 3 * layer.mlp.intermediate_size / mlp_ways(layout, "vllm")
+            width = 3 * layer.mlp.intermediate_size / mlp_ways(layout, engine)
         elif isinstance(layer.mlp, MoeMlp):
             width = 3 * layer.mlp.top_k * layer.mlp.intermediate_size / layout.tp
             width += layer.mlp.top_k * model.hidden_size / layout.ep
         else:
             continue
         widest = max(widest, width)
-    row_bytes = _ACTIVATION_BYTES * (widest + 6 * model.hidden_size)
-    return max(sampler_bytes, pool.chunk_tokens * row_bytes)
+    return _ACTIVATION_BYTES * (widest + 6 * model.hidden_size)
 
 
 def _has_vision(model: ModelSpec) -> bool:

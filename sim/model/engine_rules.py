@@ -3,6 +3,8 @@
 Sources: SGLang 0.5.23 `srt/arg_groups/memory_hook.py`, `cuda_graph_hook.py` and
 `kv_cache_configurator.py`; vLLM 0.33 and its pull request 38284 (both the 0.92 fraction and the
 counting of CUDA graphs came with 0.21); vLLM activations: llm-d-planner pull request 205.
+TensorRT-LLM 1.x with its PyTorch backend: `llmapi/llm_args.py`, `_torch/pyexecutor/_util.py` and
+`py_executor_creator.py`.
 """
 
 from __future__ import annotations
@@ -79,7 +81,25 @@ class VllmRules:
     memory_fraction_most: float = 0.95
 
 
-EngineRules = SglangRules | VllmRules
+@dataclass(frozen=True, slots=True)
+class TrtllmRules:
+    """How TensorRT-LLM sizes its pool: a fraction of what is free with the weights loaded.
+
+    `KvCacheCreator._cal_max_memory`: total memory less the peak of a profiling pass of
+    `max_num_tokens` tokens, times `kv_cache_config.free_gpu_memory_fraction`. `max_batch_size` is
+    that of one attention-DP rank. `graph_padding_step`: captured batch sizes go up by it beyond
+    128, where `cuda_graph_config.enable_padding` is on, as it is in all published recipes.
+    """
+
+    version: str
+    free_fraction: float = 0.9
+    max_batch_size: int = 2048
+    max_num_tokens: int = 8192
+    graph_padding_step: int = 64
+    graph_mib_per_layer: float = 20
+
+
+EngineRules = SglangRules | VllmRules | TrtllmRules
 
 _SGLANG_TIERS = (
     MemoryTier(20 * 1024, 2048, 8, 8),
@@ -100,10 +120,12 @@ KNOWN_RULES: dict[str, tuple[EngineRules, ...]] = {
         VllmRules("0.21.0", 0.92, counts_graphs=True, sampler_copies=3.83),
         VllmRules("0.33.0", 0.92, counts_graphs=True, sampler_copies=3.83),
     ),
+    "trtllm": (TrtllmRules("1.0.0"), TrtllmRules("1.2.0"), TrtllmRules("1.3.0")),
 }
 # Chunk and running requests of vLLM: (least memory, GiB), its API server's defaults.
 _VLLM_HUGE_GIB, _VLLM_LARGE_GIB = 160, 70
 _SGLANG_PAGE_TOKENS, _PAGED_KERNEL_TOKENS, _FA4_PAGE_TOKENS, _VLLM_PAGE_TOKENS = 1, 64, 128, 16
+_TRTLLM_PAGE_TOKENS = 32  # `tokens_per_block`
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +154,13 @@ def rules_for(engine: EngineSpec) -> ChosenRules:
 
 
 def default_chunk_tokens(engine: EngineSpec, gpu: GpuSpec) -> int:
-    """Return the prompt tokens of one prefill step (vLLM: `max_num_batched_tokens`)."""
+    """Return the prompt tokens of one prefill step.
+
+    vLLM: `max_num_batched_tokens`; TensorRT-LLM: `max_num_tokens`.
+    """
     rules = rules_for(engine).rules
+    if isinstance(rules, TrtllmRules):
+        return rules.max_num_tokens
     if isinstance(rules, SglangRules):
         return _tier(rules, gpu).chunk_tokens
     if gpu.memory_bytes >= _VLLM_HUGE_GIB * GIB:
@@ -154,12 +181,16 @@ def default_page_tokens(engine: EngineSpec, model: ModelSpec, gpu: GpuSpec, kv_f
 
     `kv_format` does not change it in the versions known. SGLang: 1, but 64 for DSA and for the
     TensorRT-LLM kernels of compute capability 10.x (128 where K and V differ). vLLM: 16, MLA 64.
+    TensorRT-LLM: 32, and 64 for FlashMLA, which it takes for MLA on compute capability 9.0.
     """
     del kv_format
-    is_sglang = isinstance(rules_for(engine).rules, SglangRules)
+    rules = rules_for(engine).rules
     attentions = {layer.attention for layer in model.layers}
     latents = [attention for attention in attentions if isinstance(attention, MlaAttention)]
-    if not is_sglang:
+    if isinstance(rules, TrtllmRules):
+        runs_flash_mla = bool(latents) and gpu.compute_capability == "9.0"
+        return _PAGED_KERNEL_TOKENS if runs_flash_mla else _TRTLLM_PAGE_TOKENS
+    if isinstance(rules, VllmRules):
         return _PAGED_KERNEL_TOKENS if latents else _VLLM_PAGE_TOKENS
     if any(attention.sparse_top_k is not None for attention in latents):
         return _PAGED_KERNEL_TOKENS
@@ -175,10 +206,12 @@ def default_max_running_requests(
 ) -> int:
     """Return the requests that one attention-DP rank runs at once.
 
-    `kv_tokens` is the pool of that rank; SGLang's default depends on it, vLLM's does not.
+    `kv_tokens` is the pool of that rank; only SGLang's default depends on it.
     """
     rules = rules_for(engine).rules
-    if not isinstance(rules, SglangRules):
+    if isinstance(rules, TrtllmRules):
+        return rules.max_batch_size
+    if isinstance(rules, VllmRules):
         return 1024 if _is_large_for_vllm(gpu) else 256
     if kv_tokens is None:
         return rules.running_requests_least
@@ -203,10 +236,12 @@ def captured_batch_sizes(
     """Return the decode batch sizes captured in CUDA graphs; a batch pads up to the next one.
 
     Sizes and `running_requests` are those of one attention-DP rank. `query_tokens`: tokens that
-    each request computes, more than one when speculating.
+    each request computes, more than one when speculating (TensorRT-LLM counts requests).
     """
     rules = rules_for(engine).rules
-    if not isinstance(rules, SglangRules):
+    if isinstance(rules, TrtllmRules):
+        return _trtllm_captured_sizes(rules, running_requests)
+    if isinstance(rules, VllmRules):
         return _vllm_captured_sizes(running_requests, query_tokens)
     most = min(default_graph_batch(rules, gpu, tp), running_requests)
     sizes = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, most + 1, 32)]
@@ -226,6 +261,17 @@ def _vllm_captured_sizes(running_requests: int, query_tokens: int) -> tuple[int,
     tokens = [1, 2, 4, *range(8, 257, 8), *range(272, most + 1, 16)]
     requests = {-(-count // query_tokens) for count in tokens if count <= most}
     return tuple(sorted(count for count in requests if count * query_tokens <= most))
+
+
+def _trtllm_captured_sizes(rules: TrtllmRules, running_requests: int) -> tuple[int, ...]:
+    """Return TensorRT-LLM's sizes with padding: 1, 2, 4, eights to 128, steps, and the largest.
+
+    `BaseCudaGraphConfig._generate_cuda_graph_batch_sizes`, with the server's batch as the most that
+    is captured, as recipes set it: the default alone stops at 128 requests without padding.
+    """
+    step = rules.graph_padding_step
+    sizes = [1, 2, 4, *range(8, 129, 8), *range(128 + step, running_requests + 1, step)]
+    return tuple(sorted({size for size in sizes if size <= running_requests} | {running_requests}))
 
 
 def captured_prefill_sizes(chunk_tokens: int) -> tuple[int, ...]:

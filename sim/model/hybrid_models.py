@@ -1,4 +1,4 @@
-"""Readers of models that mix kinds of attention: Qwen3.5, Nemotron-H, Gemma 4."""
+"""Readers of models that mix kinds of attention: Qwen3-Next and 3.5, Nemotron-H, Gemma 4."""
 
 from __future__ import annotations
 
@@ -33,14 +33,22 @@ NEMOTRON_BLOCKS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
 def read_qwen3_5(model: ModelFields) -> Skeleton:
-    """Read Qwen3.5 and 3.6: gated delta rule, with full attention in every fourth layer."""
+    """Read Qwen3-Next, 3.5 and 3.6: gated delta rule, full attention in every fourth layer.
+
+    Where Qwen3-Next's config does not list the layers, it gives the interval alone.
+    """
     fields, hidden_size = model.text, model.hidden_size
     half = _qwen3_5_mlp(fields)
     attention, weights = gated_delta_net(fields, hidden_size)
     linear = LayerSpec(attention, half.mlp, (*weights, *half.weights))
     full = _qwen3_5_attention_layer(fields, half)
     kinds = {"linear_attention": linear, "full_attention": full}
-    layers = tuple(_choose(fields, "layer_types", kinds, model.layers))
+    interval = fields.optional_integer("full_attention_interval")
+    if fields.get("layer_types") is None and interval:
+        is_full = [(index + 1) % interval == 0 for index in range(model.layers)]
+        layers = tuple(full if one else linear for one in is_full)
+    else:
+        layers = tuple(_choose(fields, "layer_types", kinds, model.layers))
     count = fields.optional_integer("mtp_num_hidden_layers") or 0
     mtp = with_projection(full, mtp_projection(hidden_size, "mtp.fc"))
     roots = tuple(f"mtp.layers.{index}" for index in range(count))

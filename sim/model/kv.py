@@ -131,15 +131,15 @@ def kv_heads_per_gpu(attention: GqaAttention, layout: ParallelLayout) -> float:
 def stage_layers(layer_count: int, layout: ParallelLayout, engine: str = "sglang") -> list[range]:
     """Return which layers each pipeline stage holds.
 
-    A remainder goes to the last stages (SGLang 0.5.23) or to the last ones but the very last, which
-    also holds the head (vLLM).
+    A remainder goes to the last stages (SGLang 0.5.23), to the last ones but the very last, which
+    also holds the head (vLLM), or to the first (TensorRT-LLM `Mapping.pp_layers`).
     """
     if layout.pp > layer_count:
         raise BadInputError(f"pp: {layout.pp} stages are more than the {layer_count} layers")
     counts = [layer_count // layout.pp] * layout.pp
     offset = 2 if engine == "vllm" else 1
     for index in range(layer_count % layout.pp):
-        counts[layout.pp - offset - index] += 1
+        counts[index if engine == "trtllm" else layout.pp - offset - index] += 1
     starts = np.cumsum([0, *counts]).tolist()
     return [range(start, end) for start, end in pairwise(starts)]
 

@@ -55,9 +55,10 @@ def mlp_ways(layout: ParallelLayout, engine: str) -> int:
     """Return how many ranks share a dense or shared-expert MLP.
 
     SGLang gathers the tokens of all attention-DP ranks before it and splits it over all of tp; in
-    vLLM each data-parallel engine holds its own.
+    vLLM each data-parallel engine holds its own, in TensorRT-LLM each attention-DP rank
+    (`DeepseekV3DecoderLayer._compute_mlp_tp_size`).
     """
-    return layout.attention_tp if engine == "vllm" else layout.tp
+    return layout.attention_tp if engine in ("vllm", "trtllm") else layout.tp
 
 
 def _kinds(model: ModelSpec) -> Iterator[LayerSpec]:

@@ -42,14 +42,14 @@ def stages_with_draft(
     """Return the stages with the weights of the draft on the last and its KV where it is charged.
 
     SGLang 0.5.23 (`pool_configurator.py`) charges ``draft layers / layers of the stage`` of a
-    token's KV on every stage, whatever the draft's own geometry. vLLM counts the draft's layers as
-    further layers of the last stage.
+    token's KV on every stage, whatever the draft's own geometry. vLLM and TensorRT-LLM count the
+    draft's layers as further layers of the last stage.
     """
     alone = draft_layout(draft.held, layout)
     (loaded,) = stage_weights(draft.held, alone, engine)
     weights = [*stages.weights[:-1], _joined(stages.weights[-1], loaded)]
     draft_bytes = [*stages.draft_bytes[:-1], loaded.total_bytes]
-    if engine == "vllm":
+    if engine in ("vllm", "trtllm"):
         last = _with_layers(stages.shapes[-1], kv_shape(draft.held.layers, alone, kv_format))
         return Stages(weights, [*stages.shapes[:-1], last], draft_bytes)
     draft_layers = _kv_layers(draft.held, range(len(draft.held.layers)))

@@ -12,6 +12,7 @@ import tonnage.scenarios
 from tonnage.sim.domain import (
     GqaAttention,
     LayerSpec,
+    LinearAttention,
     MlaAttention,
     ModelSpec,
     MoeMlp,
@@ -105,6 +106,8 @@ GQA = {
     "llama-3.1-405b": (126, 16384, 128, 8, 128, 0, 0, 53248, 128256, 131072),
     "minimax-m2.5": (62, 3072, 48, 8, 128, 256, 8, 1536, 200064, 196608),
     "minimax-m2.7": (62, 3072, 48, 8, 128, 256, 8, 1536, 200064, 204800),
+    "llama-2-70b": (80, 8192, 64, 8, 128, 0, 0, 28672, 32000, 4096),
+    "qwen2.5-7b": (28, 3584, 28, 4, 128, 0, 0, 18944, 152064, 32768),
     "qwen3-8b": (36, 4096, 32, 8, 128, 0, 0, 12288, 151936, 40960),
     "qwen3-14b": (40, 5120, 40, 8, 128, 0, 0, 17408, 151936, 40960),
     "qwen3-32b": (64, 5120, 64, 8, 128, 0, 0, 25600, 151936, 40960),
@@ -114,8 +117,42 @@ GQA = {
 }
 
 
-def test_the_catalogue_holds_the_models_of_the_two_tables() -> None:
-    assert sorted([*LATENT, *GQA, "laptop", "laptop-gqa"]) == NAMES
+# Models that mix kinds of attention: layers, of them linear, of them windowed, hidden size,
+# vocabulary, context, experts and top-k.
+MIXED = {
+    "gemma-4-26b-a4b": (30, 0, 25, 2816, 262144, 262144, (128, 8)),
+    "gemma-4-31b": (60, 0, 50, 5376, 262144, 262144, None),
+    "mimo-v2-flash": (48, 0, 39, 4096, 152576, 262144, (256, 8)),
+    "qwen3-next-80b-a3b": (48, 36, 0, 2048, 151936, 262144, (512, 10)),
+    "qwen3.5-27b": (64, 48, 0, 5120, 248320, 262144, None),
+    "qwen3.5-35b-a3b": (40, 30, 0, 2048, 248320, 262144, (256, 8)),
+    "qwen3.5-122b-a10b": (48, 36, 0, 3072, 248320, 262144, (256, 8)),
+    "qwen3.5-397b-a17b": (60, 45, 0, 4096, 248320, 262144, (512, 10)),
+}
+
+
+def test_the_catalogue_holds_the_models_of_the_three_tables() -> None:
+    assert sorted([*LATENT, *GQA, *MIXED, "laptop", "laptop-gqa"]) == NAMES
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_geometry_of_models_that_mix_attention(name: str) -> None:
+    model, row = shipped(name), MIXED[name]
+    kinds = [layer.attention for layer in model.layers]
+    linear = sum(isinstance(kind, LinearAttention) for kind in kinds)
+    windowed = sum(getattr(kind, "window_tokens", None) is not None for kind in kinds)
+    assert (len(kinds), linear, windowed) == row[:3]
+    assert (model.hidden_size, model.vocab_size, model.max_context_tokens) == row[3:6]
+    mlp = model.layers[-1].mlp
+    found = (mlp.experts, mlp.top_k) if isinstance(mlp, MoeMlp) else None
+    assert found == row[6]
+
+
+def test_the_interval_alone_says_which_layers_of_qwen3_next_are_full() -> None:
+    is_full = [
+        isinstance(one.attention, GqaAttention) for one in shipped("qwen3-next-80b-a3b").layers
+    ]
+    assert [index for index, full in enumerate(is_full) if full] == list(range(3, 48, 4))
 
 
 @pytest.mark.parametrize("name", GQA)
@@ -148,6 +185,12 @@ COUNTS = {
     "gpt-oss-120b": (116.8, 0.0, 5.2),
     "gpt-oss-20b": (20.9, 0.0, 3.6),
     "llama-3.1-405b": (405.9, 0.0, 403.8),
+    "gemma-4-31b": (31.3, 0.0, 30.7),
+    "llama-2-70b": (69.0, 0.0, 68.7),
+    "mimo-v2-flash": (308.8, 0.0, 14.8),
+    "qwen2.5-7b": (7.6, 0.0, 7.1),
+    "qwen3-next-80b-a3b": (79.7, 0.0, 3.6),
+    "qwen3.5-397b-a17b": (396.8, 6.6, 16.3),
     "qwen3-14b": (14.8, 0.0, 14.0),
     "qwen3-235b-a22b": (235.1, 0.0, 21.6),
 }
@@ -287,4 +330,5 @@ def test_shards_follow_the_roles(name: str) -> None:
                 assert isinstance(layer.attention, GqaAttention)
                 assert weight.shard_ways_max == layer.attention.kv_heads
     outer = {weight.role: weight.shard for weight in model.outer_weights}
-    assert outer[Role.EMBEDDING] == outer[Role.HEAD] == Shard.VOCAB
+    tied = outer[Role.EMBEDDING]  # Gemma 4 has no other head
+    assert tied == outer.get(Role.HEAD, tied) == Shard.VOCAB

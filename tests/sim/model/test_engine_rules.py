@@ -23,6 +23,7 @@ from tonnage.sim.model.engine_rules import (
 
 SGLANG = EngineSpec("sglang", "0.5.23")
 VLLM = EngineSpec("vllm", "0.33.0")
+TRTLLM = EngineSpec("trtllm", "1.3.0")
 
 
 def vllm_rules(version: str) -> VllmRules:
@@ -161,3 +162,43 @@ def test_captured_sizes_rise(running: int, tp: int, engine: EngineSpec, query: i
     assert list(sizes) == sorted(set(sizes))
     assert sizes[0] >= 1
     assert sizes[-1] <= 512
+
+
+# --- TensorRT-LLM --------------------------------------------------------------------------------
+
+
+def test_trtllm_defaults() -> None:
+    """`llm_args.py`: max_batch_size 2048, max_num_tokens 8192, pages of 32 or FlashMLA's 64."""
+    llama, kimi = load_model("llama-3.1-8b"), load_model("kimi-k2.6")
+    h200, b200 = load_gpu("h200-sxm"), load_gpu("b200-sxm")
+    assert default_chunk_tokens(TRTLLM, h200) == default_max_prefill_tokens(TRTLLM, b200) == 8192
+    assert default_max_running_requests(TRTLLM, h200, llama, 10**6) == 2048
+    assert default_page_tokens(TRTLLM, llama, h200, "bf16") == 32
+    assert default_page_tokens(TRTLLM, kimi, h200, "fp8_e4m3") == 64
+    assert default_page_tokens(TRTLLM, kimi, b200, "fp8_e4m3") == 32
+
+
+@pytest.mark.parametrize(
+    ("version", "remark"),
+    [
+        ("1.3", None),
+        ("1.2.0rc6", None),
+        ("1.1.0", "trtllm 1.1.0: memory rules of 1.0.0, the nearest older version known"),
+        ("0.20.0", "trtllm 0.20.0: memory rules of 1.0.0, the oldest version known"),
+    ],
+)
+def test_trtllm_versions(version: str, remark: str | None) -> None:
+    assert rules_for(EngineSpec("trtllm", version)).remark == remark
+
+
+def test_trtllm_captures_eights_then_steps_of_64() -> None:
+    gpu = load_gpu("b200-sxm")
+    assert captured_batch_sizes(TRTLLM, gpu, 8, 16) == (1, 2, 4, 8, 16)
+    assert captured_batch_sizes(TRTLLM, gpu, 8, 300)[-5:] == (120, 128, 192, 256, 300)
+
+
+@given(st.integers(1, 4096))
+def test_trtllm_captures_what_it_may_run(running: int) -> None:
+    sizes = captured_batch_sizes(TRTLLM, load_gpu("b200-sxm"), 8, running)
+    assert sizes[-1] == running
+    assert list(sizes) == sorted(set(sizes))

@@ -33,6 +33,8 @@ def first_problem(error: ValidationError, data: Mapping[str, Any]) -> Problem:
     first = details[0]
     parts = _without_tags(first["loc"], data)
     inner = first.get("ctx", {}).get("field") if first["type"] == FIELD_ERROR else None
+    if first["type"] == "missing":
+        inner = str(first["loc"][-1])
     field = ".".join([*parts, inner] if inner else parts)
     return Problem(field, _text(first), len(details) - 1)
 
@@ -61,6 +63,8 @@ def _text(error: ErrorDetails) -> str:
         return f"{shown(value)} is not accepted; only null is"
     if error["type"] == FIELD_ERROR:
         return error["msg"]
+    if error["type"] == "missing":
+        return "is missing; give it"
     if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
         return f"{shown(value)} is not a mapping of fields"
     text = error["msg"].removeprefix("Input should be ").removeprefix("a valid ")

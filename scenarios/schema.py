@@ -28,7 +28,11 @@ from tonnage.scenarios.schema_base import (
     field_error,
 )
 from tonnage.scenarios.schema_cache import CacheSection
+from tonnage.scenarios.schema_clients import ClientsSection
+from tonnage.scenarios.schema_faults import FaultList, check_faults
 from tonnage.scenarios.schema_network import LinkSection, RouterSection
+from tonnage.scenarios.schema_outages import OutageList, check_outages
+from tonnage.scenarios.schema_plan import PlanSection
 from tonnage.scenarios.schema_pools import PoolSection, PoolsSection, Role
 from tonnage.scenarios.schema_price import PriceSection
 from tonnage.scenarios.schema_traffic import TrafficSection
@@ -42,13 +46,14 @@ from tonnage.sim.domain import (
     Objective,
     SpeculationSpec,
 )
+from tonnage.sim.serving.data_faults import FaultSpec
 from tonnage.sim.serving.policy import policy_for
 from tonnage.sim.serving.router import RoutingSpec
 from tonnage.sim.traffic.lengths import LengthDistribution
 from tonnage.sim.traffic.spec import SessionSpec, SessionTrace, TraceSource, TrafficSpec
 
 # The versions whose rules were read: what `version: auto` means.
-ENGINE_VERSIONS = {"sglang": "0.5.23", "vllm": "0.33"}
+ENGINE_VERSIONS = {"sglang": "0.5.23", "vllm": "0.33", "trtllm": "1.3"}
 
 _METRICS = ("ttft", "tpot", "itl", "e2e")
 _QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
@@ -83,13 +88,15 @@ def _known_profile(value: str) -> str:
 class EngineSection(Section):
     """The serving engine whose memory and scheduling rules hold."""
 
-    name: Literal["sglang", "vllm"] = "sglang"
+    name: Literal["sglang", "vllm", "trtllm"] = "sglang"
     version: AutoText = None
     mem_fraction: AutoFraction = None
     mem_fraction_source: Literal["given", "fitted"] = "given"
     # How tokens choose experts, and what the engine itself adds to every step.
     routing: Literal["uniform", "balanced", "power_law_1.01", "power_law_1.2"] = "uniform"
     step_overhead: Seconds = 0.0
+    # What the engine makes of its kernels, fitted on measured serving runs; or kernels alone.
+    terms: Literal["none", "fitted"] = "none"
 
     def spec(self) -> EngineSpec:
         """Return the engine with its version filled in."""
@@ -115,6 +122,13 @@ class Scenario(Section):
         default={}
     )
     price: PriceSection = PriceSection()
+    # Left out of a resolved scenario where nothing of it was asked for.
+    plan: PlanSection = Field(default=PlanSection(), exclude_if=lambda plan: plan == PlanSection())
+    clients: ClientsSection = Field(
+        default=ClientsSection(), exclude_if=lambda clients: clients == ClientsSection()
+    )
+    outages: OutageList = Field(default=(), exclude_if=lambda outages: not outages)
+    faults: FaultList = Field(default=(), exclude_if=lambda faults: not faults)
     profile: Annotated[Text, AfterValidator(_known_profile)] = "auto"
     seed: WholeOrZero = 0
     # Partial scenarios by name, merged over this one by `load.load_variants`.
@@ -151,8 +165,9 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _has_the_cache_of_its_engine(self) -> Scenario:
-        if self.engine.name == "vllm" and self.cache.policy == "lfu":
-            raise field_error("cache.policy", "vllm evicts what was used least recently; use lru")
+        if self.engine.name != "sglang" and self.cache.policy == "lfu":
+            problem = f"{self.engine.name} evicts what was used least recently"
+            raise field_error("cache.policy", f"{problem}; use lru")
         return self
 
     @model_validator(mode="after")
@@ -160,6 +175,34 @@ class Scenario(Section):
         if self.price.split == "pools" and self.pools.prefill is None:
             problem = "no pool computes prompts alone, so they have no cost of their own"
             raise field_error("price.split", f"{problem}; use output, or pools.prefill")
+        if self.traffic.shape is not None and self.price.mean_load() is not None:
+            field = "price.utilisation" if self.price.day is None else "price.day"
+            problem = "the offered rate follows traffic.shape already"
+            raise field_error(field, f"{problem}, so it would count twice; remove one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _can_fail_like_that(self) -> Scenario:
+        check_outages(
+            self.outages,
+            {role: pool.instances for role, pool in self.pools.named().items()},
+            resident=self.traffic.kind == "resident",
+            waits=self.router.no_instance == "wait",
+            gives_up=self.traffic.timeout is not None or self.clients.deadline is not None,
+        )
+        check_faults(
+            self.faults,
+            {role: pool.instances for role, pool in self.pools.named().items()},
+            resident=self.traffic.kind == "resident",
+            loads=self.cache.gpu and self.cache.host > 0,
+        )
+        breaker = self.clients.breaker
+        if breaker is not None and breaker.scope == "instance" and self.traffic.kind == "resident":
+            problem = "kind resident has one instance, and nobody chooses; use scope pool"
+            raise field_error("clients.breaker.scope", problem)
+        if self.clients.deadline is not None and self.traffic.kind == "resident":
+            problem = "kind resident has requests that never arrive, so no client waits"
+            raise field_error("clients.deadline", f"{problem}; set it to null, or use kind closed")
         return self
 
     def came_from(self, source: str, folder: Path) -> Scenario:
@@ -194,6 +237,11 @@ class Scenario(Section):
     def routing_spec(self) -> RoutingSpec:
         """Return how requests are spread over instances."""
         return self.router.spec()
+
+    def fault_specs(self, layers: int) -> tuple[FaultSpec, ...]:
+        """Return the faults of data, for a model of so many layers."""
+        roles = list(self.pools.named())
+        return tuple(fault.spec(roles, layers) for fault in self.faults)
 
     def engine_spec(self) -> EngineSpec:
         """Return the engine with its version filled in."""

@@ -32,7 +32,7 @@ from tonnage.sim.traffic.shapes import DIURNAL, DayShape
 _Points = tuple[tuple[float, float], ...]
 
 
-def _shape_points(value: object) -> object:
+def shape_points(value: object) -> object:
     """Let `diurnal` be its points; check that a list is one of pairs of numbers."""
     if value is None:
         return None
@@ -47,7 +47,7 @@ def _shape_points(value: object) -> object:
     return points
 
 
-def _checked_shape(points: _Points | None) -> _Points | None:
+def checked_shape(points: _Points | None) -> _Points | None:
     """Have the domain check the points."""
     if points is not None:
         try:
@@ -85,7 +85,7 @@ class TrafficSection(Section):
     session: SessionSection | None = None  # kind sessions
     # Of a rate over the day: `diurnal`, or [[hour, factor], ...]; the run begins at `start_hour`.
     shape: Annotated[
-        _Points | None, BeforeValidator(_shape_points), AfterValidator(_checked_shape)
+        _Points | None, BeforeValidator(shape_points), AfterValidator(checked_shape)
     ] = None
     start_hour: Annotated[Number, Field(ge=0, lt=24)] = 0.0
 

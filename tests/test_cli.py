@@ -127,7 +127,7 @@ def test_memory_of_a_scenario_and_of_options(tonnage: Any) -> None:
     assert report["scenario"]["pools"]["serve"]["tp"] == 1
 
 
-@pytest.mark.parametrize("kind", ["models", "gpus", "scenarios"])
+@pytest.mark.parametrize("kind", ["models", "gpus", "prices", "scenarios"])
 def test_list_names_what_ships(tonnage: Any, kind: str) -> None:
     rows = json.loads(tonnage("list", kind, "--json", "-").output)[kind]
     printed = tonnage("list", kind).output
@@ -135,7 +135,7 @@ def test_list_names_what_ships(tonnage: Any, kind: str) -> None:
     assert all(row["name"] in printed for row in rows)
 
 
-@pytest.mark.parametrize("verb", [[], ["simulate"], ["memory"], ["list"]])
+@pytest.mark.parametrize("verb", [[], ["simulate"], ["memory"], ["list"], ["quality"]])
 def test_help_has_examples(tonnage: Any, verb: list[str]) -> None:
     done = tonnage(*verb, "--help")
     assert done.code == 0

@@ -78,6 +78,13 @@ def test_calibrating_loads_kernels_when_it_measures_and_not_before(path: Path) -
     assert not {name for name in imported_at_once(path) if name.startswith("tonnage.kernels")}
 
 
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "sim" / "export").glob("*.py")), ids=lambda path: path.name
+)
+def test_exporting_loads_plotly_for_a_page_and_not_before(path: Path) -> None:
+    assert not {name for name in imported_at_once(path) if name.startswith("plotly")}
+
+
 def test_the_check_sees_an_import_inside_a_function(tmp_path: Path) -> None:
     offender = tmp_path / "clocked.py"
     offender.write_text("def wait() -> None:\n    import simpy\n", encoding="utf-8")

@@ -14,6 +14,7 @@ import pandas as pd
 from tonnage.assumptions import assumptions_of
 from tonnage.explain import StepShape, add_rate_interval, explain_steps
 from tonnage.handoff import handoff_figures
+from tonnage.n_plus_one import check_pools
 from tonnage.point_figures import point_figures
 from tonnage.point_runs import Bench
 from tonnage.point_runs import Progress as Progress
@@ -25,6 +26,7 @@ from tonnage.pools import (
     times_of,
     token_role,
 )
+from tonnage.scenarios.prices import price_of
 from tonnage.scenarios.schema import Scenario
 from tonnage.scenarios.schema_pools import Role
 from tonnage.sim.cost.estimate import Source
@@ -34,6 +36,7 @@ from tonnage.sim.domain import BadInputError
 from tonnage.sim.model.memory import max_concurrency
 from tonnage.sim.planning.load_search import LoadAxis
 from tonnage.sim.planning.verdict import Capacity
+from tonnage.sim.results.attempts import AttemptLog, OutageLog
 from tonnage.sim.results.run import RunResult
 from tonnage.sim.results.timeline import Timeline
 from tonnage.sim.traffic.build import session_totals
@@ -43,6 +46,7 @@ from tonnage.step_times import StepTimes
 
 if TYPE_CHECKING:
     from tonnage.calibrate.own import Calibrated
+    from tonnage.planner import PlanReport
 
 _EXPLAINED_REQUESTS = 32  # where a scenario names no concurrency
 
@@ -66,11 +70,16 @@ class MemoryReport:
 
 @dataclass(frozen=True, slots=True)
 class PointReport:
-    """One point of the load: its figures, one row per request, and what instances did when."""
+    """One point of the load: its figures, one row per request, and what instances did when.
+
+    `attempts`, `outages`: of the first replication; None where clients try once and all is well.
+    """
 
     figures: dict[str, Any]
     records: pd.DataFrame
     timeline: Timeline | None = None
+    attempts: AttemptLog | None = None
+    outages: OutageLog | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +182,7 @@ def simulate(
     """
     if replications < 1:
         raise BadInputError(f"replications: {replications}; write 1 or more")
+    price_of(scenario)  # a GPU without a price is told before the work
     pools = built_pools(scenario)
     traffic = scenario.traffic_spec()
     offered = _offered(traffic)
@@ -196,7 +206,8 @@ def simulate(
         combined = bench.combined(figures, runs)
         if traffic.kind == "resident":
             add_rate_interval(combined, times["decode"].executor, traffic)
-        points.append(PointReport(combined, _frame(runs, bench.seeds), drawn))
+        frame = _frame(runs, bench.seeds)
+        points.append(PointReport(combined, frame, drawn, runs[0].attempts, runs[0].outages))
         verdicts.append(bench.verdict(runs))
     assumptions = (*assumptions_of(scenario, pools), *_step_assumptions(times))
     return SimulationReport(
@@ -214,6 +225,45 @@ def ceiling(scenario: Scenario, *, progress: Progress | None = None) -> dict[str
     Simulates the points of the scenario and others around them; raises as `memory` does.
     """
     return simulate(scenario, ceiling=True, progress=progress).ceilings
+
+
+def plan(
+    scenario: Scenario,
+    *,
+    workers: int | None = None,
+    rank: int = 0,
+    compare: bool = False,
+    progress: Progress | None = None,
+) -> PlanReport:
+    """Return the cheapest fleet that meets the objectives; the same seed gives the same plan.
+
+    `workers`: processes that simulate, two by default; 1 is this one. `rank`: so many of the best
+    screened fleets are simulated too, to compare the orders; `compare`: so are the cheapest with
+    another format in one pool. Raises BadInputError without objectives or prices,
+    InfeasibleError where nothing within `plan.max_gpus` meets them.
+    """
+    from tonnage import planner  # composes what stands here, and more
+
+    return planner.plan(scenario, workers=workers, rank=rank, compare=compare, progress=progress)
+
+
+def n_plus_one(scenario: Scenario, *, progress: Progress | None = None) -> dict[str, Any]:
+    """Return whether the objectives still hold with one instance of a pool down, by pool.
+
+    Raises BadInputError where there are no objectives, else as `memory` does.
+    """
+
+    def simulated(without: Scenario, label: str) -> list[dict[str, Any]]:
+        tell = None
+        if progress is not None:
+            tell = _labelled(progress, label)
+        return [point.figures for point in simulate(without, progress=tell).points]
+
+    return check_pools(scenario, simulated)
+
+
+def _labelled(progress: Progress, label: str) -> Progress:
+    return lambda what, share: progress(f"{label}, {what}", share)
 
 
 def import_profile(gpu: str, engine: str, *, progress: Progress | None = None) -> Profile:
@@ -235,17 +285,28 @@ def calibrate(
     gpu: str | None = None,
     out: Path | None = None,
     fresh: bool = False,
+    ranks: int | None = None,
+    budget_s: float | None = None,
     progress: Progress | None = None,
 ) -> Calibrated:
     """Measure this machine's kernels, and write a profile of it where `profile: auto` finds it.
 
-    `device`: cpu, cuda or cuda:1; `models`: scenarios or models, as in `calibrate.wanted`. Raises
-    BadInputError where torch or the device is missing.
+    `device`: cpu, cuda or cuda:1; `models`: scenarios or models, as in `calibrate.wanted`; the
+    rest as in `calibrate.own.Calibration`. Raises BadInputError where torch or the device is
+    missing.
     """
     from tonnage.calibrate import own  # heavy, and needs torch
 
     asked = own.Calibration(
-        device, own.split_names(models), quick, threads, gpu, out=out, fresh=fresh
+        device,
+        own.split_names(models),
+        quick,
+        threads,
+        gpu,
+        out=out,
+        fresh=fresh,
+        ranks=ranks,
+        budget_s=budget_s,
     )
     return own.calibrate(asked, progress)
 

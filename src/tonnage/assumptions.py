@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from tonnage.handoff import Terms, handoff_assumptions
 from tonnage.pools import BuiltPool
 from tonnage.prefix_caches import cache_assumptions
+from tonnage.scenarios.prices import price_sources
 from tonnage.scenarios.schema import Scenario
 from tonnage.scenarios.schema_pools import Role
-from tonnage.scenarios.schema_price import PriceSection
 from tonnage.sim.model.engine_rules import rules_for
 from tonnage.sim.serving.policy import policy_for
 
@@ -39,12 +39,17 @@ def _lines(scenario: Scenario, pools: dict[Role, BuiltPool]) -> Iterator[str]:
     policy = policy_for(scenario.engine.spec().name, scenario.engine_spec().version)
     yield f"scheduling: the rules of {policy.name}"
     yield from cache_assumptions(scenario)
-    yield from _cost_assumptions(scenario.price)
+    yield from _cost_assumptions(scenario)
 
 
-def _cost_assumptions(price: PriceSection) -> Iterator[str]:
-    if price.gpu_hour_usd is None:
+def _cost_assumptions(scenario: Scenario) -> Iterator[str]:
+    price = scenario.price
+    if not price.is_given:
         return
+    yield from price_sources(scenario)
+    load = price.mean_load()
+    if load is not None:
+        yield f"cost: over a day the load is {load:.1%} of the point's; all GPUs are paid all day"
     if price.split == "output":
         yield "cost: that of all GPUs is charged to output tokens; price.split: pools splits it"
         return

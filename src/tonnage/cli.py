@@ -16,10 +16,15 @@ import typer
 from tonnage.cli_calibrate import calibrate
 from tonnage.cli_execute import execute
 from tonnage.cli_explain import explain
+from tonnage.cli_export import export
+from tonnage.cli_fit import report_fit
 from tonnage.cli_options import Overrides, ScenarioName
+from tonnage.cli_plan import plan
 from tonnage.cli_profile import profile_app
+from tonnage.cli_quality import quality
 from tonnage.cli_sweep import sweep
 from tonnage.cli_trace import trace_app
+from tonnage.cli_validate import validate_app
 from tonnage.sim.domain import BadInputError, TonnageError
 
 app = typer.Typer(
@@ -107,6 +112,10 @@ def simulate(
         bool,
         typer.Option("--ceiling", help="Search the largest load that meets the objectives."),
     ] = False,
+    n_plus_one: Annotated[
+        bool,
+        typer.Option("--n-plus-one", help="Check the objectives with one instance down, by pool."),
+    ] = False,
     seed: _Seed = None,
     json_file: _JsonFile = None,
     out: _OutFolder = None,
@@ -117,7 +126,8 @@ def simulate(
 ) -> None:
     """Predict throughput, latency and cost of a scenario.
 
-    --out writes summary.json, points.csv and requests*.parquet, one per point. --timeline writes
+    --out writes summary.json, points.csv and requests*.parquet, one per point; where clients try
+    again or instances go down, attempts*.parquet and retries.html with its plots. --timeline writes
     a .json or .json.gz for ui.perfetto.dev, or rows as .parquet or .csv, a file per point.
 
     \b
@@ -130,7 +140,9 @@ def simulate(
       tonnage simulate glm-5.2-h200 --set 'slo.tpot_p95=50ms' --ceiling --replications 5
     """
     from tonnage import api
+    from tonnage.n_plus_one import print_n_plus_one, require_objectives
     from tonnage.output import check_destinations, write_folder, write_json
+    from tonnage.retry_plots import write_retries
     from tonnage.runs import asked_for
     from tonnage.terminal import labelled, progress
     from tonnage.timeline import check_timeline_file, print_timelines, write_timelines
@@ -140,6 +152,8 @@ def simulate(
         check_timeline_file(timeline)
     seeded = [] if seed is None else [f"seed={seed}"]
     asked = asked_for(scenario, [*(overrides or []), *seeded])
+    for one in asked.scenarios.values() if n_plus_one else ():
+        require_objectives(one)
     with progress(quiet=json_file == "-") as report_progress:
         reports = {
             label: api.simulate(
@@ -152,13 +166,17 @@ def simulate(
             )
             for label, one in asked.scenarios.items()
         }
-    runs = {label: report.to_dict() for label, report in reports.items()}
+        runs = {label: report.to_dict() for label, report in reports.items()}
+        for label, one in asked.scenarios.items() if n_plus_one else ():
+            found = api.n_plus_one(one, progress=labelled(report_progress, label))
+            runs[label]["n_plus_one"] = found
     summary = asked.joint(runs)
     if out is not None:
         records = {
             label: [point.records for point in report.points] for label, report in reports.items()
         }
         write_folder(out, summary, runs, records)
+        retries = write_retries(out, reports)
     if timeline is not None:
         write_timelines(timeline, reports)
     if write_json(json_file, summary):
@@ -166,12 +184,17 @@ def simulate(
         from tonnage.terminal import output_console
 
         print_simulation(output_console(), runs)
+        if n_plus_one:
+            print_n_plus_one(output_console(), runs)
+        if out is not None and retries is not None:
+            output_console().print(f"Attempts over time: {retries}", soft_wrap=True)
         if timeline is not None:
             print_timelines(output_console(), timeline, reports)
 
 
 @app.command()
 def memory(
+    ctx: typer.Context,
     scenario: Annotated[
         str | None, typer.Argument(metavar="[SCENARIO]", help="A scenario file or a shipped name.")
     ] = None,
@@ -179,7 +202,9 @@ def memory(
     model: Annotated[
         str | None, typer.Option(help="Instead of a scenario: a model, config.json or its folder.")
     ] = None,
-    gpu: Annotated[str, typer.Option(help="A shipped GPU.")] = "h200-sxm",
+    gpu: Annotated[
+        str, typer.Option(help="A shipped GPU or a file; with --fit, that one alone.")
+    ] = "h200-sxm",
     tp: Annotated[int, typer.Option(help="Tensor-parallel GPUs of a stage.")] = 1,
     pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
     ep: Annotated[int, typer.Option(help="Expert-parallel ranks within TP.")] = 1,
@@ -187,11 +212,17 @@ def memory(
     dcp: Annotated[int, typer.Option(help="Ranks that share the KV of one request.")] = 1,
     weights: Annotated[str, typer.Option(help="native, fp8_block, int4_g32, nvfp4 ...")] = "native",
     kv: Annotated[str, typer.Option(help="bf16 or fp8_e4m3.")] = "bf16",
-    engine: Annotated[str, typer.Option(help="sglang or vllm.")] = "sglang",
+    engine: Annotated[str, typer.Option(help="sglang, vllm or trtllm.")] = "sglang",
     engine_version: Annotated[str, typer.Option(help="The engine's version, or auto.")] = "auto",
     mem_fraction: Annotated[str, typer.Option(help="The engine's fraction, or auto.")] = "auto",
     tokens: Annotated[
         int | None, typer.Option(help="Length of a request, prompt and answer together.")
+    ] = None,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Which GPUs, and how many, can host --model at all.")
+    ] = False,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="With --fit: tokens that one request must hold.")
     ] = None,
     json_file: _JsonFile = None,
     out: _OutFolder = None,
@@ -204,7 +235,15 @@ def memory(
       tonnage memory --model glm-5.2 --gpu b200-sxm --tp 4 --weights nvfp4 --kv fp8_e4m3
       tonnage memory --model ./my-model/config.json --gpu h100-sxm --tp 8 --tokens 32768 --json -
       tonnage memory --model llama-3.1-70b --tp 4 --engine vllm --mem-fraction 0.9
+      tonnage memory --fit --model glm-5.2 --context 131072 --kv fp8_e4m3
     """
+    if fit:
+        if scenario is not None:
+            raise BadInputError("memory --fit: takes --model, not a scenario")
+        report_fit(ctx, json_file, out)
+        return
+    if context is not None:
+        raise BadInputError("memory: --context goes with --fit; without it, write --tokens")
     if (scenario is None) == (model is None):
         raise BadInputError("memory: give a scenario, or --model with --gpu and --tp, not both")
     pool = {"tp": tp, "pp": pp, "ep": ep, "attention_dp": attention_dp, "dcp": dcp}
@@ -248,14 +287,19 @@ def _report_memory(
 app.command()(calibrate)
 app.command()(explain)
 app.command()(execute)
+app.command()(export)
+app.command()(plan)
 app.command()(sweep)
+app.command()(quality)
 app.add_typer(profile_app, name="profile")
 app.add_typer(trace_app, name="trace")
+app.add_typer(validate_app, name="validate")
 
 
 class _Kind(StrEnum):
     MODELS = "models"
     GPUS = "gpus"
+    PRICES = "prices"
     PROFILES = "profiles"
     SCENARIOS = "scenarios"
 
@@ -279,6 +323,7 @@ def list_shipped(
     makers = {
         _Kind.MODELS: listing.models,
         _Kind.GPUS: listing.gpus,
+        _Kind.PRICES: listing.prices,
         _Kind.PROFILES: listing.profiles,
         _Kind.SCENARIOS: listing.scenarios,
     }

@@ -1,4 +1,4 @@
-"""What ships with the package, as rows: models, GPUs, profiles and scenarios."""
+"""What ships with the package, as rows: models, GPUs, prices, profiles and scenarios."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tonnage.scenarios.catalogue import (
     scenario_names,
 )
 from tonnage.scenarios.load import load_scenario
+from tonnage.scenarios.prices import load_table, table_names
 from tonnage.scenarios.profiles import is_shipped, profile_paths
 from tonnage.sim.cost.profile import load_header
 from tonnage.sim.units import format_bytes
@@ -51,6 +52,22 @@ def gpus() -> list[Row]:
             "gpus_per_node": spec.gpus_per_node,
         }
         for spec in specs
+    ]
+
+
+def prices() -> list[Row]:
+    """Return a row per GPU of every shipped price table; the tables say more of their source."""
+    tables = ((name, load_table(name)) for name in table_names())
+    return [
+        {
+            "name": name,
+            "gpu": gpu,
+            "usd_per_gpu_hour": table.price(gpu),
+            "date": table.date.isoformat(),
+            "source": table.source.split(",")[0].strip(),
+        }
+        for name, table in tables
+        for gpu in table.names()
     ]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from tonnage.handoff import End, Terms, handoff_of
 from tonnage.prefix_caches import cache_spec
 from tonnage.scenarios.schema import Scenario
+from tonnage.scenarios.schema_outages import outages_spec
 from tonnage.scenarios.schema_pools import PoolSection, Role
 from tonnage.sim.cost.step_time import StepPredictor
 from tonnage.sim.domain import EngineSpec, GpuSpec, ModelSpec, PoolSpec
@@ -92,15 +93,23 @@ def deployment_of(
 ) -> Deployment:
     """Return what the engine runs."""
     plans = {str(role): _plan(scenario, pool, times[role].executor) for role, pool in pools.items()}
-    routing = scenario.routing_spec()
-    if "prefill" not in pools:
-        return Deployment(plans, routing)
-    ends = [_end(pools[role]) for role in ("prefill", "decode")]
-    return Deployment(plans, routing, handoff_of(Terms.of(scenario), *ends))
+    handoff = None
+    if "prefill" in pools:
+        ends = [_end(pools[role]) for role in ("prefill", "decode")]
+        handoff = handoff_of(Terms.of(scenario), *ends)
+    return Deployment(
+        plans,
+        scenario.routing_spec(),
+        handoff,
+        clients=scenario.clients.spec(),
+        outages=outages_spec(scenario.outages),
+        faults=scenario.fault_specs(len(next(iter(pools.values())).model.layers)),
+    )
 
 
 def _end(pool: BuiltPool) -> End:
-    return End(pool.model, pool.spec.layout, pool.spec.kv_format, pool.gpu)
+    spec = pool.spec
+    return End(pool.model, spec.layout, spec.kv_format, pool.gpu, spec.integrity, spec.page_tokens)
 
 
 def _plan(scenario: Scenario, pool: BuiltPool, executor: StepPredictor) -> PoolPlan:
@@ -117,6 +126,7 @@ def _plan(scenario: Scenario, pool: BuiltPool, executor: StepPredictor) -> PoolP
         speculation=spec.speculation,
         seed=scenario.seed,
         cache=cache_spec(scenario, spec, pool.model, pool.gpu, executor),
+        integrity=spec.integrity,
     )
     return PoolPlan(
         role=spec.role,

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from tonnage.scenarios.schema import Scenario
+from tonnage.sim.cost.check_prices import check_prices
+from tonnage.sim.cost.handoff_checks import load_check_s
 from tonnage.sim.cost.step_time import StepPredictor
 from tonnage.sim.domain import (
     GpuSpec,
@@ -71,8 +73,10 @@ def _tiers(
     linear_s, squared_s = _recompute_s(pool, model, executor)
     of_gpu = kv_bytes_per_token(model, pool.layout, pool.kv_format)
 
+    checked_s = load_check_s(pool.integrity, check_prices(gpu, ways=pool.layout.attention_tp))
+
     def tier(size_bytes: float, s_per_token: float, latency_s: float) -> TierSpec:
-        return TierSpec(int(size_bytes / of_model), s_per_token, latency_s, of_model)
+        return TierSpec(int(size_bytes / of_model), s_per_token, latency_s + checked_s, of_model)
 
     nvme, store = section.nvme, section.store
     store_bytes_per_s = section.store_bandwidth or gpu.network_bytes_per_s

@@ -61,12 +61,20 @@ _COLUMNS = (
     _Column("USD / M input", ("cost.usd_per_million_input_tokens",), _usd),
     _Column("USD / M cached", ("cost.usd_per_million_cached_input_tokens",), _usd),
     _Column("decode USD / M", ("cost.decode_pool_usd_per_million_output_tokens",), _usd),
+    _Column("day USD / M output", ("cost.over_day_usd_per_million_output_tokens",), _usd),
+    _Column("margin USD / h", ("cost.margin_usd_per_hour",), _count),
+    _Column("margin", ("cost.margin_share",), _percent),
+    _Column("pays from load", ("cost.break_even_load",), _percent),
     _Column("within SLO", ("slo.attainment",), _percent),
     _Column("completed", ("requests.completed",), _whole),
     _Column("rejected", ("requests.rejected",), _whole),
     _Column("timed out", ("requests.timed_out",), _whole),
     _Column("aborted", ("requests.aborted",), _whole),
     _Column("retracted", ("requests.retractions",), _whole),
+    _Column("attempts", ("attempts.made",), _whole),
+    _Column("crashes", ("outages.crashes",), _whole),
+    _Column("wrong reads", ("integrity.wrong_reads",), _whole),
+    _Column("caught", ("integrity.detected",), _whole),
 )
 _LEFT_OUT_FIRST = (  # where the terminal is too narrow for all
     "ITL p95",
@@ -78,7 +86,16 @@ _LEFT_OUT_FIRST = (  # where the terminal is too narrow for all
     "within SLO",
     "cached input tok/s",
 )
-_ONLY_WHEN_NOT_ZERO = ("rejected", "timed out", "aborted", "retracted")
+_ONLY_WHEN_NOT_ZERO = (
+    "rejected",
+    "timed out",
+    "aborted",
+    "retracted",
+    "attempts",
+    "crashes",
+    "wrong reads",
+    "caught",
+)
 
 
 def print_simulation(console: Console, runs: Mapping[str, Json]) -> None:

@@ -14,6 +14,7 @@ from tonnage.scenarios.catalogue import load_model
 from tonnage.sim.domain import EngineSpec, ParallelLayout
 from tonnage.sim.model.engine_rules import GIB
 from tonnage.sim.model.memory import PoolMemory
+from tonnage.sim.model.vllm_groups import is_hybrid
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "memory.md"
@@ -24,7 +25,6 @@ _BEGIN, _END = "<!-- begin generated -->", "<!-- end generated -->"
 REMARKS = {
     "K006": "printed before SGLang charged the indexer: its log's own budget was 54.5 GiB",
     "K025": "taken as 169.98 decimal GB; if GiB, as in SGLang's pool log, +0.6 %",
-    "K065": "vLLM billed the sliding layers as full",
     "K067": "the row's own items add up to a fraction of 0.95, not 0.9",
     "K096": "vLLM 0.7, older than the rules",
     "K098": "vLLM 0.2.4, older than the rules; its GPU was assumed",
@@ -76,6 +76,8 @@ def byte_rate_table(rows: list[CapacityRow]) -> str:
         tokens = row.tokens_from_bytes()
         if tokens is None or row.kv_tokens is None or row.kv_bytes is None:
             continue
+        if is_hybrid(row.model):  # `tonnage validate kv` counts those as the engine does
+            continue
         error = tokens / row.kv_tokens - 1
         shown = f"{error:+.2%}" + (f", {REMARKS[row.id]}" if abs(error) > 0.005 else "")
         cells = (row.id, _name(row), f"{row.kv_bytes / GIB:.2f}", f"{row.kv_tokens:,.0f}")
@@ -121,7 +123,7 @@ def _prediction_cells(row: CapacityRow, memory: PoolMemory) -> tuple[str, ...]:
     return (
         row.id,
         _name(row),
-        f"{row.engine.name} {row.engine.version}" if row.engine.version != "0" else row.engine.name,
+        f"{row.engine.name} {row.engine.version}" if row.version_is_stated else row.engine.name,
         f"{row.gpu}, {', '.join(shown)}",
         f"{row.engine.mem_fraction:g}",
         weights,

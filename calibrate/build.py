@@ -30,7 +30,7 @@ from tonnage.sim.cost.table_operators import TABLE_OPERATORS, Key
 from tonnage.sim.domain import BadInputError, FloatArray
 
 ENGINES = ("sglang", "vllm", "trtllm")
-SHIPPED_GPUS = ("h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm", "gb200")
+SHIPPED_GPUS = ("h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm", "gb200", "gb300")
 
 ReportProgress = Callable[[str, float], None]
 

@@ -53,9 +53,12 @@ def held_out_errors(gpu: str, engine: str) -> pd.DataFrame:
 
 
 @lru_cache(maxsize=1)
-def fit(gpu: str, engine: str) -> CommFit:
-    """Fit a GPU folder (`h200_sxm`) under an engine; the last result is kept."""
-    own, nccl, experts = all_reduce_rows(gpu, engine), nccl_rows(gpu), expert_rows(gpu)
+def fit(gpu: str, engine: str, version: str | None = None) -> CommFit:
+    """Fit a GPU folder (`h200_sxm`) under an engine; the last result is kept.
+
+    `version`: of the engine whose all-reduce was timed; default the current one.
+    """
+    own, nccl, experts = all_reduce_rows(gpu, engine, version), nccl_rows(gpu), expert_rows(gpu)
     if len(own):
         nccl = nccl[nccl["op"] != "all_reduce"]  # else NCCL's stands for the engine's own
     # An empty frame has no types, and would take those of the other away.

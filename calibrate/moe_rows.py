@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 import numpy as np
 import pandas as pd
 
-from tonnage.calibrate.imports.moe import moe_rows
+from tonnage.calibrate.imports.moe import TRTLLM_GEN_KERNEL, moe_rows
 from tonnage.scenarios.catalogue import load_model, model_names
 from tonnage.sim.cost.models.grid import monotone
 from tonnage.sim.cost.models.moe_form import INT4
@@ -37,6 +37,13 @@ _MOST_TP, _MOST_EP = 16, 128
 LENT_FORMATS = (INT4,)
 _LENDERS = {"sglang": ("sglang", "0.5.10"), "vllm": ("sglang", "0.5.10")}
 
+# The kernels made for Blackwell (trtllm-gen), which SGLang calls through FlashInfer, are the ones
+# that TensorRT-LLM deploys there too; its own tables hold CUTLASS and DeepGEMM for these formats.
+# vLLM's MXFP4 experts are timed with BF16 activations alone, where MXFP8 ones are deployed.
+_BLACKWELL = ("b200_sxm", "b300_sxm", "gb200", "gb300")
+_GEN_KERNEL = "sglang_flashinfer_trtllm_moe"
+_GEN_FORMATS = {"trtllm": ("fp8_block", "mxfp4", "nvfp4"), "vllm": ("mxfp4",)}
+
 _SIGNIFICANT_DIGITS = 4
 
 
@@ -54,8 +61,20 @@ def catalogue_families() -> frozenset[tuple[int, int, int, int]]:
 
 
 def engine_rows(gpu: str, engine: str) -> pd.DataFrame:
-    """Return an engine's own rows that measure what they say, in order, with `source` imported."""
-    return usable(moe_rows(gpu, engine))
+    """Return the rows of the kernels that an engine runs, in order, with `source` imported.
+
+    They are its own, but for formats whose kernels for Blackwell are timed under SGLang alone.
+    """
+    own = usable(moe_rows(gpu, engine))
+    if gpu not in _BLACKWELL or engine not in _GEN_FORMATS:
+        return own
+    has_own = set(own.loc[own["kernel"] == TRTLLM_GEN_KERNEL, "format"])
+    wanted = [name for name in _GEN_FORMATS[engine] if name not in has_own]
+    elsewhere = usable(moe_rows(gpu, "sglang"))
+    lent = elsewhere[(elsewhere["kernel"] == _GEN_KERNEL) & elsewhere["format"].isin(wanted)]
+    kept = own[~own["format"].isin(set(lent["format"]))]
+    joined = pd.concat([kept, lent], ignore_index=True)
+    return joined.sort_values([*CURVE, "tokens"], ignore_index=True)
 
 
 def usable(rows: pd.DataFrame) -> pd.DataFrame:

@@ -244,8 +244,13 @@ def _row(cells: _Cells, models_folder: Path | None) -> CapacityRow | UnknownRow:
 
 
 def _layout(cells: _Cells, engine: str) -> ParallelLayout:
-    """Return the layout in SGLang's convention, where tp counts the attention-DP ranks too."""
+    """Return the layout in SGLang's convention, where tp counts the attention-DP ranks too.
+
+    SGLang's `--dp` without attention-DP is so many servers: each is what tp and pp say.
+    """
     tp, ranks = cells.whole("tp") or 1, cells.whole("dp") or 1
+    if engine == "sglang" and not cells.text("dp_attention").lower().startswith("yes"):
+        ranks = 1
     if engine == "vllm":
         tp *= ranks
     layout = ParallelLayout(

@@ -23,6 +23,7 @@ from tonnage.sim.cost.profile import (
 from tonnage.sim.domain import BadInputError, GpuSpec
 
 AUTO, DATASHEET = "auto", "datasheet"
+_PRODUCTS = "gemm"
 BACK_FILL_ENGINE = "trtllm"  # its kernels stand in for operators that an engine's tables lack
 
 _SHIPPED = Path(__file__).parent / "profiles"
@@ -163,6 +164,8 @@ def _nearest(gpu: GpuSpec, engine: str) -> ProfileChoice:
     ranked = []
     for path in profile_paths().values():
         header = _header(path)
+        if _PRODUCTS in header.missing:  # a part of a profile, to be asked for by name
+            continue
         is_other = header.gpu != gpu.name
         other = load_gpu(header.gpu) if is_other and header.gpu in gpu_names() else gpu
         if (other is gpu and is_other) or other.compute_capability != gpu.compute_capability:

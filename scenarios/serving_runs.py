@@ -21,15 +21,16 @@ from tonnage.scenarios.serving_settings import (
     settings_of,
     weights_of,
 )
-from tonnage.scenarios.serving_speculation import published_drafts
+from tonnage.scenarios.serving_speculation import published_drafts, speculates_first
 from tonnage.sim.domain import BadInputError, MoeMlp, ParallelLayout
 from tonnage.sim.serving.policy import KNOWN_POLICIES
 from tonnage.sim.traffic.lengths import Constant, LengthDistribution, Uniform
 from tonnage.sim.units import version_key
 
 LENGTHS_FROM = 0.8  # of the nominal length: `--random-range-ratio 0.8`
-# Of an MTP draft, as DeepSeek-V3's report measured it for the second token (section 5.4.3).
-ACCEPTED_SHARE = 0.85
+# Of an MTP draft that follows an accepted one: what the time per token of runs that speculate
+# comes to (`calibrate/fit_engines.py`); DeepSeek-V3 reports 0.85 to 0.90 for its second token.
+ACCEPTED_SHARE = 0.75
 _FP8_BLOCK = 128
 
 
@@ -113,7 +114,8 @@ class Run:
     """A row as a benchmark: users in a closed loop on a deployment.
 
     `others`: deployments that were published for the same columns, another layout or speculation;
-    one of them may be what was measured.
+    one of them may be what was measured. `polled_every_steps`: decode steps after which the server
+    looks at new requests.
     """
 
     setup: Setup
@@ -122,6 +124,7 @@ class Run:
     output_tokens: LengthDistribution
     assumptions: tuple[str, ...] = ()
     others: tuple[Setup, ...] = ()
+    polled_every_steps: int = 1
 
 
 def run_of(row: ServingRow) -> Run | Refusal:
@@ -234,7 +237,7 @@ def _apart(row: ServingRow, base: Setup, recipe: Recipe) -> Setup:
 
 
 def _candidates(row: ServingRow, base: Setup) -> tuple[Recipe, ...]:
-    """Return the published recipes that agree with what a row says, speculating ones first."""
+    """Return the published recipes that agree with what a row says, the likeliest first."""
     assert row.concurrency is not None
     assert row.prefill is not None
     assert row.decode is not None
@@ -251,7 +254,8 @@ def _candidates(row: ServingRow, base: Setup) -> tuple[Recipe, ...]:
         # Some files give the GPUs of the whole deployment in both columns.
         if row.prefill.workers is not None or gpus == tps or tps == (recipe.gpus, recipe.gpus):
             fitting.append(recipe)
-    return tuple(sorted(fitting, key=lambda one: one.draft_tokens == 0))
+    speculates = speculates_first(row, base.gpu)
+    return tuple(sorted(fitting, key=lambda one: (one.draft_tokens > 0) != speculates))
 
 
 def _fitting(settings: Settings, base: Setup, layout: ParallelLayout) -> Settings:
@@ -296,7 +300,16 @@ def _run(
     told = (*assumptions, f"KV {kv}: not stated", f"{spread}, 10 requests a user, all at once")
     input_tokens = lengths(row.input_tokens, varied=varied)
     output_tokens = lengths(row.output_tokens, varied=varied)
-    return Run(setups[0], concurrency, input_tokens, output_tokens, told, tuple(setups[1:]))
+    others = tuple(setups[1:])
+    polled = _polled_every_steps(setups[0], concurrency)
+    return Run(setups[0], concurrency, input_tokens, output_tokens, told, others, polled)
+
+
+def _polled_every_steps(setup: Setup, concurrency: int) -> int:
+    if setup.pools[0].role != "serve":
+        return 1
+    settings = settings_of(setup.model, setup.engine, setup.gpu, setup.weights)
+    return settings.polled_every_steps(concurrency)
 
 
 def _lengths_vary(row: ServingRow) -> bool:

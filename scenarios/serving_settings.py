@@ -82,7 +82,8 @@ class Settings:
     """What a server ran with; None is the engine's default.
 
     `chunk_beside`: the chunk holds so many tokens beside the prompt and one per user, as scripts
-    compute TensorRT-LLM's `max_num_tokens`, and `chunk_tokens` at least.
+    compute TensorRT-LLM's `max_num_tokens`, and `chunk_tokens` at least. `polls_seldom`: SGLang
+    looks at new requests every some decode steps.
     """
 
     kv: str = "bf16"
@@ -90,6 +91,16 @@ class Settings:
     chunk_tokens: int | None = None
     chunk_beside: int | None = None
     max_running_requests: int | None = None
+    polls_seldom: bool = False
+
+    def polled_every_steps(self, concurrency: int) -> int:
+        """Return the decode steps between two looks at new requests (`--scheduler-recv-interval`).
+
+        Scripts for Blackwell set 30, and 10 below 16 users.
+        """
+        if not self.polls_seldom:
+            return 1
+        return 30 if concurrency >= 16 else 10
 
     def chunk(self, input_tokens: int, concurrency: int) -> int | None:
         """Return the prompt tokens of one step."""
@@ -128,13 +139,13 @@ def _sglang(model: str, gpu: str, weights: str) -> Settings:
         if gpu in _HOPPER:
             return Settings(kv, 0.82, 32768, max_running_requests=512)
         if weights == "nvfp4":
-            return Settings(kv, 0.85, 16384, max_running_requests=256)
-        return Settings(kv, 0.82, 32768, max_running_requests=256)
+            return Settings(kv, 0.85, 16384, max_running_requests=256, polls_seldom=True)
+        return Settings(kv, 0.82, 32768, max_running_requests=256, polls_seldom=True)
     if model == "qwen3.5-397b-a17b":
         kv = "bf16" if weights == "native" else "fp8_e4m3"
         if gpu in _HOPPER:
             return Settings(kv, 0.8, 16384, max_running_requests=128)
-        return Settings(kv, 0.82, 32768, max_running_requests=256)
+        return Settings(kv, 0.82, 32768, max_running_requests=256, polls_seldom=True)
     if model == "glm-5":
         return Settings("fp8_e4m3", 0.85, 32768)
     return Settings()
@@ -147,7 +158,8 @@ def _vllm(model: str, gpu: str) -> Settings:
     if model == "llama-3.1-70b":
         return Settings("fp8_e4m3", 0.9, 8192, max_running_requests=512)
     if model == "minimax-m2.5":
-        return Settings(mem_fraction=0.95)
+        kv = "bf16" if gpu in _HOPPER else "fp8_e4m3"
+        return Settings(kv, mem_fraction=0.95)
     if model == "kimi-k2.5":
         return Settings(mem_fraction=0.9)
     return Settings()

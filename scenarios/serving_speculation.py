@@ -16,13 +16,24 @@ _HOPPER_BOTH_MOST = 64
 _SGLANG_SINCE, _SGLANG_DRAFTS = (0, 5, 8), 2
 
 
+def speculates_first(row: ServingRow, gpu: str) -> bool:
+    """Tell which of two published runs a row is taken for where both fit its columns.
+
+    Result files write DeepSeek-R1 for runs of one recipe and DeepSeek-V3 for those of another: in
+    `serving_latency.csv` the rows of V3, of SGLang's disaggregated runs and of TensorRT-LLM on H100
+    take twice as long per token as speculating ones would (medians of 1.9 to 3.0 by engine and
+    GPU), the others do not (1.0 to 1.8).
+    """
+    is_plain = row.model.endswith("DeepSeek-V3") or row.engine == "sglang" or gpu == "h100-sxm"
+    return not is_plain
+
+
 def published_drafts(
     row: ServingRow, model: str, gpu: str, layout: ParallelLayout
 ) -> tuple[int, ...]:
     """Return the draft tokens that a row may have run with, 0 without speculation.
 
-    Where both were published the speculating one is first: taking a run for speculating that does
-    not is an error of less than half its time per token, the other way round of more.
+    Where both were published the likelier one is first (`speculates_first`).
     """
     if not model.startswith("deepseek"):
         return (0,)
@@ -32,7 +43,9 @@ def published_drafts(
             return (drafts,)
         if row.version == _HOPPER and gpu == "h200-sxm":
             users = row.concurrency or 0
-            return (drafts,) if users > _HOPPER_BOTH_MOST else (drafts, 0)
+            if users > _HOPPER_BOTH_MOST:
+                return (drafts,)
+            return (drafts, 0) if speculates_first(row, gpu) else (0, drafts)
     if row.engine == "sglang" and _is_sglang_mtp(row, gpu, layout):
         return (_SGLANG_DRAFTS,)
     return (0,)

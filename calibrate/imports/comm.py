@@ -47,9 +47,12 @@ COLUMNS = (
 )
 
 
-def all_reduce_rows(gpu: str, backend: str) -> pd.DataFrame:
-    """Return an engine's own all-reduce, `in_graph` or launched eagerly, by GPUs and bytes."""
-    version = wheel.current_version(gpu, backend)
+def all_reduce_rows(gpu: str, backend: str, version: str | None = None) -> pd.DataFrame:
+    """Return an engine's own all-reduce, `in_graph` or launched eagerly, by GPUs and bytes.
+
+    `version`: of the engine that was timed; default the current one.
+    """
+    version = version or wheel.current_version(gpu, backend)
     if version is None:
         return pd.DataFrame(columns=COLUMNS)
     tables = wheel.kernel_tables(gpu, "comm", backend, version, "custom_allreduce")

@@ -30,10 +30,11 @@ _FORMATS = {
     "fp8_block": "fp8_block",
     "int4_wo": INT4,
     "w4a16_mxfp4": "mxfp4",
+    "w4a8_mxfp4_mxfp8": "mxfp4",
     "nvfp4": "nvfp4",
 }
-# MXFP4 weights with MXFP8 activations: no weight format of ours says how activations are kept.
-_NO_FORMAT_OF_OURS = {"w4a8_mxfp4_mxfp8"}
+# MXFP4 with BF16 activations; where a GPU has rows with MXFP8 activations, engines run those.
+_WIDE_ACTIVATIONS, _NARROW_ACTIVATIONS = "w4a16_mxfp4", "w4a8_mxfp4_mxfp8"
 
 KEY = ("format", "hidden", "inter", "experts", "top_k", "tp", "ep", "routing", "tokens")
 COLUMNS = (*KEY, "seconds", "source_framework", "source_version", "kernel", "flag")
@@ -69,8 +70,12 @@ _SLOW_FP8_KERNEL = "vllm_modeloptfp8moe_flashinfer_cutlass_flashinferexperts"
 # INT4 of vLLM 0.19 is 2.4 to 4 times slower than SGLang's, where 0.24 is level with it.
 _SLOW_INT4 = ("vllm", "0.19.0")
 
-# TensorRT-LLM's NVFP4 on B200 and GB200 is timed on two back ends; CUTLASS is its default.
-_OTHER_BACKENDS = ("moe_torch_flow_min_latency",)
+# TensorRT-LLM's NVFP4 on B200 and GB200 is timed on two back ends. Deployments take kernels made
+# for Blackwell (trtllm-gen): CUTLASS at 4 tokens on four ranks makes 9.0 ms of DeepSeek's 58 layers
+# alone, where whole decode steps of DeepSeek-V3 were measured at 7.9 ms (serving runs of
+# TensorRT-LLM 1.2.0rc6 on B200).
+TRTLLM_GEN_KERNEL = "moe_torch_flow_min_latency"
+_OTHER_BACKEND = "moe_torch_flow_cutlass"
 
 
 def moe_rows(gpu: str, backend: str, version: str | None = None) -> pd.DataFrame:
@@ -94,9 +99,9 @@ def normalised(raw: pd.DataFrame, backend: str, version: str) -> pd.DataFrame:
     1.01 times in the median) the median holds: none of them is marked as the better. An unknown
     format or routing is an error.
     """
-    _refuse_unknown(raw, "moe_dtype", set(_FORMATS) | _NO_FORMAT_OF_OURS)
+    _refuse_unknown(raw, "moe_dtype", set(_FORMATS))
     _refuse_unknown(raw, "distribution", set(MEASURED_ROUTINGS))
-    kept = raw[(raw["latency"] > 0) & raw["moe_dtype"].isin(list(_FORMATS))]
+    kept = raw[(raw["latency"] > 0) & ~_has_narrower(raw)]
     rows = pd.DataFrame(
         {
             "format": kept["moe_dtype"].map(_FORMATS),
@@ -117,6 +122,12 @@ def normalised(raw: pd.DataFrame, backend: str, version: str) -> pd.DataFrame:
     return rows.assign(flag=_flags(rows, backend, version))[list(COLUMNS)]
 
 
+def _has_narrower(raw: pd.DataFrame) -> pd.Series[bool]:
+    """Tell which MXFP4 rows with BF16 activations are there with MXFP8 ones too."""
+    narrow = set(raw.loc[raw["moe_dtype"] == _NARROW_ACTIVATIONS, "hidden_size"])
+    return (raw["moe_dtype"] == _WIDE_ACTIVATIONS) & raw["hidden_size"].isin(narrow)
+
+
 def _refuse_unknown(raw: pd.DataFrame, column: str, known: set[str]) -> None:
     unknown = sorted(set(raw[column]) - known)
     if unknown:
@@ -129,13 +140,14 @@ def _flags(rows: pd.DataFrame, backend: str, version: str) -> list[str]:
     experts = zip(rows["hidden"], rows["inter"], rows["experts"], rows["top_k"], strict=True)
     kinds = zip(rows["format"], rows["kernel"], strict=True)
     is_grouped = (backend, version) in _GROUPED_TOP_K
+    others = (_OTHER_BACKEND,) if (rows["kernel"] == TRTLLM_GEN_KERNEL).any() else ()
     return [
         "two_matrices"
         if sizes in _NO_GATE
         else "grouped_top_k"
         if is_grouped and sizes == _GROUPED_EXPERTS
         else "other_backend"
-        if kernel in _OTHER_BACKENDS
+        if kernel in others and weight_format == "nvfp4"
         else "slow_kernel"
         if _is_slow(weight_format, kernel, (backend, version))
         else ""

@@ -23,6 +23,11 @@ class SpeculatingExecutor:
         self._target = target
         self._passes = passes  # the last of them runs all later passes too
 
+    @property
+    def launches(self) -> int:
+        """Return the kernels of a pass of the target that is not captured."""
+        return int(getattr(self._target, "launches", 0))
+
     def run(self, step: Step, max_steps: int) -> FloatArray:
         """Return the seconds of the step and its next repetitions `[max_steps]`."""
         seconds = self._target.run(step, max_steps)

@@ -15,6 +15,7 @@ import numpy as np
 
 from tonnage.sim.cost.attention import limited_reads
 from tonnage.sim.cost.collectives import context_parallel_token_s, pipeline_row_s
+from tonnage.sim.cost.engine_terms import KERNELS_ALONE, EngineTerms
 from tonnage.sim.cost.estimate import OperatorCurve
 from tonnage.sim.cost.fused import FusedProduct, fused_products
 from tonnage.sim.cost.measured_attention import layer_attentions
@@ -52,7 +53,8 @@ class StepAssumptions:
     - `small_kernel_s`: one norm, rope, KV write or activation in a captured pass; with many rows
       it moves its rows four times at `small_kernel_efficiency` of the memory bandwidth.
     - `sampling_s`, `sampling_row_s`: after the head, once and per sampled row.
-    - `step_overhead_s`: the engine's own time in every step.
+    - `step_overhead_s`: the engine's own time in every step, on top of its terms.
+    - `terms`: what the engine makes of its kernels, fitted on serving runs; or nothing.
     """
 
     routing: str = "uniform"
@@ -65,6 +67,7 @@ class StepAssumptions:
     sampling_s: float = 65e-6
     sampling_row_s: float = 0.9e-6
     step_overhead_s: float = 0.0
+    terms: EngineTerms = KERNELS_ALONE
 
 
 class MeasuredExecutor(StepExecutor):
@@ -87,7 +90,8 @@ class MeasuredExecutor(StepExecutor):
         self._models = models
         self._gpu = gpu
         self._hidden_size = model.hidden_size
-        self._attentions = layer_attentions(model, layout, gpu, kv_format, models)
+        terms = self._assumptions.terms
+        self._attentions = layer_attentions(model, layout, gpu, kv_format, models, terms)
         in_module = any(one.covers_projections for one in self._attentions)
         skipped = (Role.ATTENTION, Role.INDEXER) if in_module else ()
         self._products = [
@@ -99,6 +103,7 @@ class MeasuredExecutor(StepExecutor):
         self._moe = _moe_layers(model)
         self._reduces = _reduces(model, layout, engine)
         self._small_kernels = self._small_kernels_per_pass(model)
+        self.launches = self._small_kernels + self._large_kernels_per_pass()
         small = models.small
         self._small = (
             None
@@ -119,7 +124,13 @@ class MeasuredExecutor(StepExecutor):
 
     def _row_times_s(self, rows: Rows) -> float:
         """Return the sum of `product_times`, for what is asked at every step."""
-        return self._terms(rows.in_graph).seconds(rows) + total_s(self._small_times(rows))
+        seconds = self._terms(rows.in_graph).seconds(rows) + total_s(self._small_times(rows))
+        return seconds if rows.in_graph else max(seconds, self.launching_s)
+
+    @property
+    def launching_s(self) -> float:
+        """The time that the host needs to launch a pass that is not captured."""
+        return self.launches * self._assumptions.terms.launch_s
 
     def prefill_s(self, chunks: Sequence[PromptChunk]) -> float:
         """Return the time of the attention of prompt chunks on one rank."""
@@ -169,8 +180,11 @@ class MeasuredExecutor(StepExecutor):
 
     def product_times(self, rows: Rows) -> Iterator[OperatorTime]:
         """Yield what depends on rows alone: products, experts, collectives, small kernels."""
-        yield from self._terms(rows.in_graph).times(rows)
-        yield from self._small_times(rows)
+        found = [*self._terms(rows.in_graph).times(rows), *self._small_times(rows)]
+        waiting_s = self.launching_s - total_s(found)
+        yield from found
+        if waiting_s > 0 and not rows.in_graph:
+            yield OperatorTime.assumed("launching", waiting_s, spread=1.5)
 
     def prefill_times(self, chunks: Sequence[PromptChunk]) -> Iterator[OperatorTime]:
         """Yield the attention of prompt chunks on one rank, by kind of layer."""
@@ -206,13 +220,15 @@ class MeasuredExecutor(StepExecutor):
     def _product_term(self, product: FusedProduct, count: int, in_graph: bool) -> RowTerm:
         if product.name == _LATENT_PRODUCT and in_graph:  # absorbed into batched products
             absorbed = self._models.mla_bmm.curve(self._latent_heads, product.format)
-            return RowTerm("attention.absorbed_kv_b", absorbed, count, _RANK)
+            family = f"absorbed.{product.format}"
+            return self._term("attention.absorbed_kv_b", absorbed, count, _RANK, family)
         if product.role in (Role.HEAD, Role.EMBEDDING):
             rows = _GATHERED_OUTPUTS if product.gathered else _RANK_OUTPUTS
         else:
             rows = _GATHERED if product.gathered else _RANK
         curve = self._models.gemm.curve(product.format, product.out_features, product.in_features)
-        return RowTerm(f"{product.role.value}.{product.name}", curve, count, rows)
+        name, family = f"{product.role.value}.{product.name}", f"product.{product.format}"
+        return self._term(name, curve, count, rows, family)
 
     def _routed_terms(self) -> Iterator[RowTerm]:
         ep = self.layout.ep
@@ -220,14 +236,27 @@ class MeasuredExecutor(StepExecutor):
             width, experts, top_k = mlp.intermediate_size, mlp.experts, mlp.top_k
             sizes = (self._hidden_size, width, experts, top_k, self.layout.tp // ep, ep)
             curve = self._models.moe.curve(weight_format, sizes, self._assumptions.routing)
-            yield RowTerm("routed_experts", curve, count, _TOKENS)
+            family = f"experts.{weight_format}"
+            yield self._term("routed_experts", curve, count, _TOKENS, family)
 
     def _collective_terms(self, in_graph: bool) -> Iterator[RowTerm]:
         row_bytes = float(self._hidden_size * _ACTIVATION_BYTES)
         for ways, gathered, count in self._reduces:
             curve = self._models.comm.all_reduce_curve(ways, in_graph=in_graph)
             rows = _GATHERED if gathered else _RANK
-            yield RowTerm("all_reduce", curve, count, rows, row_bytes)
+            yield self._term("all_reduce", curve, count, rows, "all_reduce", row_bytes)
+
+    def _term(
+        self,
+        name: str,
+        curve: OperatorCurve,
+        count: int,
+        rows: int,
+        family: str,
+        per_row: float = 1.0,
+    ) -> RowTerm:
+        factor = self._assumptions.terms.factor(family)
+        return RowTerm(name, curve, count, rows, per_row, family, factor)
 
     def _small_times(self, rows: Rows) -> Iterator[OperatorTime]:
         facts = self._assumptions
@@ -236,8 +265,12 @@ class MeasuredExecutor(StepExecutor):
             sent_s += self._context_token_s * rows.rank
         if sent_s:
             yield OperatorTime.assumed("pipeline_and_context_links", sent_s)
-        if facts.step_overhead_s:
-            yield OperatorTime.assumed("engine_overhead", facts.step_overhead_s, spread=1.0)
+        terms = facts.terms
+        host_s = terms.step_s + terms.sequence_s * rows.rank_outputs
+        if facts.step_overhead_s or host_s:
+            yield OperatorTime.assumed(
+                "engine_overhead", facts.step_overhead_s + host_s, spread=1.0
+            )
         if self._small is not None:
             seconds = self._small.seconds(rows.rank, rows.rank_outputs, rows.in_graph)
             # Spread: how far apart the samples of a row may lie before it is measured again.
@@ -246,9 +279,18 @@ class MeasuredExecutor(StepExecutor):
         row_bytes = 4.0 * self._hidden_size * _ACTIVATION_BYTES
         moved_s = rows.rank * row_bytes / self._gpu.memory_bandwidth_bytes_per_s
         each_s = max(facts.small_kernel_s, moved_s / facts.small_kernel_efficiency)
-        yield OperatorTime.assumed("small_kernels", self._small_kernels * each_s, spread=1.6)
+        small_s = self._small_kernels * each_s * terms.factor("small_kernels")
+        yield OperatorTime.assumed("small_kernels", small_s, spread=1.6, family="small_kernels")
         sampled_s = facts.sampling_s + facts.sampling_row_s * rows.rank_outputs
-        yield OperatorTime.assumed("sampling", sampled_s)
+        sampled_s *= terms.factor("sampling")
+        yield OperatorTime.assumed("sampling", sampled_s, family="sampling")
+
+    def _large_kernels_per_pass(self) -> int:
+        """Return the products, experts, collectives and attentions that a pass launches."""
+        products = sum(count for _, count in self._products)
+        experts = sum(count for *_, count in self._moe)
+        reduces = sum(count for *_, count in self._reduces)
+        return products + experts + reduces + sum(one.layers for one in self._attentions)
 
     def _small_kernels_per_pass(self, model: ModelSpec) -> int:
         facts = self._assumptions

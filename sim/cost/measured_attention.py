@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from tonnage.sim.cost.engine_terms import KERNELS_ALONE, EngineTerms
 from tonnage.sim.cost.estimate import Estimate
 from tonnage.sim.cost.models.attention import AttentionShape, attention_shape
 from tonnage.sim.cost.operator_models import OperatorModels
@@ -44,6 +46,10 @@ class LayerAttention:
     models: OperatorModels
     context_ranks: int  # decode context parallelism: each rank reads its share of a context
     arithmetic_share: float  # of the larger of reading and computing, for one query per request
+    decode_family: str = ""  # in the engine's terms, and what they make of its time
+    prefill_family: str = ""
+    decode_factor: float = 1.0
+    prefill_factor: float = 1.0
 
     @property
     def covers_projections(self) -> bool:
@@ -63,24 +69,29 @@ class LayerAttention:
         curve = self.models.decode.curve(self.shape, batch)
         if self.context_ranks > 1:
             contexts = contexts / self.context_ranks
-        return curve.seconds_at(contexts) * (self.layers * self._query_factor(query_tokens))
+        factor = self.decode_factor * self.layers * self._query_factor(query_tokens)
+        return curve.seconds_at(contexts) * factor
 
     def decode_time(self, batch: int, context_tokens: float, query_tokens: int) -> OperatorTime:
         """Return all layers at one context, with provenance."""
-        factor = self.layers * self._query_factor(query_tokens)
+        factor = self.decode_factor * self.layers * self._query_factor(query_tokens)
         estimate = self._decode(batch, np.array([context_tokens]))
-        return OperatorTime.of(f"decode_{self.name}", _single(estimate), factor)
+        name = f"decode_{self.name}"
+        return OperatorTime.of(name, _single(estimate), factor, self.decode_family)
 
     def prefill_s(self, chunks: Sequence[PromptChunk]) -> float:
         """Return the seconds of all layers for the prompt chunks of one step."""
         pairs = tuple((chunk.new_tokens, chunk.past_tokens) for chunk in chunks)
-        return self.layers * self.models.prefill.chunks_s(self.shape, pairs)
+        factor = self.prefill_factor * self.layers
+        return factor * self.models.prefill.chunks_s(self.shape, pairs)
 
     def prefill_time(self, chunks: Sequence[PromptChunk]) -> OperatorTime:
         """Return all layers for the prompt chunks of one step, with provenance."""
         pairs = tuple((chunk.new_tokens, chunk.past_tokens) for chunk in chunks)
         estimate = self.models.prefill.chunks(self.shape, pairs)
-        return OperatorTime.of(f"prefill_{self.name}", _single(estimate), self.layers)
+        factor = self.prefill_factor * self.layers
+        name = f"prefill_{self.name}"
+        return OperatorTime.of(name, _single(estimate), factor, self.prefill_family)
 
     def _decode(self, batch: int, contexts: FloatArray) -> Estimate:
         curve = self.models.decode.curve(self.shape, batch)
@@ -103,6 +114,10 @@ class LayerStates:
     window_tokens: int | None = None
     covers_projections: bool = False
     small_kernels: int = _KERNELS
+    decode_family: str = ""
+    prefill_family: str = ""
+    decode_factor: float = 1.0
+    prefill_factor: float = 1.0
 
     def decode_s(self, batch: int, contexts: FloatArray, query_tokens: int) -> FloatArray:
         """Return the seconds of all layers at every one of the contexts."""
@@ -111,7 +126,9 @@ class LayerStates:
     def decode_time(self, batch: int, context_tokens: float, query_tokens: int) -> OperatorTime:
         """Return all layers, with provenance; several queries go through one after the other."""
         estimate = self.models.linear.decode(self.kind, self.heads, batch)
-        return OperatorTime.of(f"decode_{self.name}", _single(estimate), self.layers * query_tokens)
+        factor = self.decode_factor * self.layers * query_tokens
+        name = f"decode_{self.name}"
+        return OperatorTime.of(name, _single(estimate), factor, self.decode_family)
 
     def prefill_s(self, chunks: Sequence[PromptChunk]) -> float:
         """Return the seconds of all layers for prompt chunks of about one length."""
@@ -121,7 +138,9 @@ class LayerStates:
         """Return all layers for prompt chunks of about one length, with provenance."""
         mean = sum(chunk.new_tokens for chunk in chunks) / len(chunks)
         estimate = self.models.linear.prefill(self.kind, self.heads, mean, len(chunks))
-        return OperatorTime.of(f"prefill_{self.name}", _single(estimate), self.layers)
+        factor = self.prefill_factor * self.layers
+        name = f"prefill_{self.name}"
+        return OperatorTime.of(name, _single(estimate), factor, self.prefill_family)
 
 
 def layer_attentions(
@@ -130,8 +149,9 @@ def layer_attentions(
     gpu: GpuSpec,
     kv_format: str,
     models: OperatorModels,
+    terms: EngineTerms = KERNELS_ALONE,
 ) -> list[LayerAttention | LayerStates]:
-    """Return the attention of every kind of layer."""
+    """Return the attention of every kind of layer, as an engine's terms have it."""
     found: list[LayerAttention | LayerStates] = []
     counts = Counter(
         (layer.attention, _projection_format(layer)) for layer in model.layers if layer.attention
@@ -139,16 +159,32 @@ def layer_attentions(
     for (attention, projection_format), layers in counts.items():
         if isinstance(attention, LinearAttention):
             heads = max(1, attention.heads // layout.attention_tp)
-            found.append(
-                LayerStates(f"{attention.kind}_attention", attention.kind, heads, layers, models)
-            )
+            name, kind = f"{attention.kind}_attention", attention.kind
+            states = LayerStates(name, kind, heads, layers, models, **_in_terms(terms, kind))
+            found.append(states)
             continue
         shape = attention_shape(attention, layout, kv_format, projection_format, model.hidden_size)
         window = attention.window_tokens if isinstance(attention, GqaAttention) else None
         name = f"{shape.kind}_attention" + ("_window" if window is not None else "")
         share = _arithmetic_share(attention, layout, gpu, kv_format)
-        found.append(LayerAttention(name, shape, layers, window, models, layout.dcp, share))
+        kind = name.replace("_attention", "") + ("_fp8" if kv_format != "bf16" else "")
+        found.append(
+            LayerAttention(
+                *(name, shape, layers, window, models, layout.dcp, share), **_in_terms(terms, kind)
+            )
+        )
     return found
+
+
+def _in_terms(terms: EngineTerms, kind: str) -> dict[str, Any]:
+    """Return the families of a kind of attention, and their factors."""
+    decode, prefill = f"decode.{kind}", f"prefill.{kind}"
+    return {
+        "decode_family": decode,
+        "prefill_family": prefill,
+        "decode_factor": terms.factor(decode),
+        "prefill_factor": terms.factor(prefill),
+    }
 
 
 def _projection_format(layer: LayerSpec) -> str:

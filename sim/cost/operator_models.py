@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tonnage.sim.cost.check_prices import NOT_MEASURED, CheckRows
 from tonnage.sim.cost.models.attention_table import SHAPE_COLUMNS
 from tonnage.sim.cost.models.comm import CommModel
 from tonnage.sim.cost.models.decode_attention import DecodeAttentionModel
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 class OperatorModels:
     """Dense products, routed experts, collectives and attention of one GPU under one engine.
 
-    `small`: the small operators between them, where the profile measured those too.
+    `small`: the small operators between them, where the profile measured those too; `checks`: what
+    it measured of a check of KV.
     """
 
     gemm: GemmModel
@@ -36,6 +38,7 @@ class OperatorModels:
     mla_bmm: MlaBmmModel
     linear: LinearAttentionModel
     small: SmallOps | None = None
+    checks: CheckRows = NOT_MEASURED
 
 
 def operator_models(profile: Profile, gpu: GpuSpec) -> OperatorModels:
@@ -54,6 +57,7 @@ def operator_models(profile: Profile, gpu: GpuSpec) -> OperatorModels:
         MlaBmmModel(*attention("mla_bmm")),
         LinearAttentionModel(*attention("linear_attention")),
         SmallOps.from_tables(tables),
+        CheckRows.from_tables(tables),
     )
 
 

@@ -16,7 +16,7 @@ class OperatorTime:
 
     `low_s` and `high_s`: 5 % and 95 % of the held-out measurements, carried over; `roofline_s`:
     what the datasheet allows. `hidden_s`: time that runs beside another operator and is not in
-    `seconds`.
+    `seconds`. `family`: operators that an engine treats alike (`sim.cost.engine_terms`).
     """
 
     name: str
@@ -27,9 +27,12 @@ class OperatorTime:
     source: Source
     inside: bool = True
     hidden_s: float = 0.0
+    family: str = ""
 
     @classmethod
-    def of(cls, name: str, estimate: Estimate, count: float = 1.0) -> OperatorTime:
+    def of(
+        cls, name: str, estimate: Estimate, count: float = 1.0, family: str = ""
+    ) -> OperatorTime:
         """Return `count` calls of an operator."""
         seconds = count * float(estimate.seconds)
         return cls(
@@ -40,14 +43,21 @@ class OperatorTime:
             count * float(estimate.roofline_s),
             estimate.source,
             estimate.inside,
+            family=family,
         )
 
     @classmethod
     def assumed(
-        cls, name: str, seconds: float, source: Source = "datasheet", spread: float = 2.0
+        cls,
+        name: str,
+        seconds: float,
+        source: Source = "datasheet",
+        spread: float = 2.0,
+        family: str = "",
     ) -> OperatorTime:
         """Return a time that no measurement stands behind, with a wide interval."""
-        return cls(name, seconds, seconds / spread, seconds * spread, seconds, source, False)
+        low_s, high_s = seconds / spread, seconds * spread
+        return cls(name, seconds, low_s, high_s, seconds, source, False, family=family)
 
     def scaled(self, factor: float) -> OperatorTime:
         """Return so many times as much."""

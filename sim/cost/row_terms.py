@@ -14,7 +14,8 @@ class RowTerm:
     """`count` calls of an operator over one of the row counts of a pass.
 
     `rows`: which of them, by its place in `Rows`; fewer than one cost as much as one.
-    `per_row`: what the curve is asked for per row, such as bytes.
+    `per_row`: what the curve is asked for per row, such as bytes. `factor`: what an engine makes of
+    the kernels' time of its `family` (`sim.cost.engine_terms`).
     """
 
     name: str
@@ -22,16 +23,19 @@ class RowTerm:
     count: int
     rows: int
     per_row: float = 1.0
+    family: str = ""
+    factor: float = 1.0
 
     def seconds(self, rows: Rows) -> float:
         """Return the seconds of all calls, and nothing else: this is asked at every step."""
         number = rows[self.rows]
-        return self.count * self.curve.at(self.per_row * (number if number > 1.0 else 1.0))
+        alone_s = self.curve.at(self.per_row * (number if number > 1.0 else 1.0))
+        return self.count * self.factor * alone_s
 
     def time(self, rows: Rows) -> OperatorTime:
         """Return the same with all that is known about it."""
         estimate = self.curve.estimate(self.per_row * max(rows[self.rows], 1.0))
-        return OperatorTime.of(self.name, estimate, self.count)
+        return OperatorTime.of(self.name, estimate, self.count * self.factor, self.family)
 
 
 @dataclass(frozen=True, slots=True)

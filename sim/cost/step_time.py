@@ -17,7 +17,7 @@ import numpy as np
 from tonnage.sim.cost.operator_times import OperatorTime
 from tonnage.sim.domain import FloatArray, IntArray, ParallelLayout, PromptChunk, Step
 
-_RAMP = np.arange(8192, dtype=np.float64)
+RAMP = np.arange(8192, dtype=np.float64)
 
 
 class Rows(NamedTuple):
@@ -98,7 +98,7 @@ class StepExecutor(ABC):
             fixed_s += self.prefill_s(chunks) / ranks
         if not decodes:
             return np.array([fixed_s])
-        return self.decode_s(self.decoding_of(step), _RAMP[:max_steps]) + fixed_s
+        return self.decode_s(self.decoding_of(step), RAMP[:max_steps]) + fixed_s
 
     @abstractmethod
     def times(self, step: Step) -> list[OperatorTime]:
@@ -110,7 +110,7 @@ class StepExecutor(ABC):
         return Decoding(
             len(step.decode_context_tokens) / ranks,
             step.decode_context_sum / ranks,
-            _growth(step) / ranks,
+            growth_of(step) / ranks,
             step.decode_context_tokens,
             1 / ranks,
             step.query_tokens,
@@ -147,17 +147,18 @@ class StepExecutor(ABC):
         of the fullest, or their sum when there are prompt chunks (SGLang's `DpPaddingMode`).
         """
         query, ranks = step.query_tokens, step.ranks
+        distinct = list({id(rank): rank for rank in ranks}.values())  # others take as long
         if step.prefill_chunks:
             rows = self._mixed_rank_rows(ranks, query)
-            alone_s = np.array([self.prefill_s(rank.prefill_chunks) for rank in ranks])
+            alone_s = np.array([self.prefill_s(rank.prefill_chunks) for rank in distinct])
         else:
             fullest = max(len(rank.decode_context_tokens) for rank in ranks)
             rows = self._decode_rows(step.decode_requests, fullest, query)
-            alone_s = np.zeros(len(ranks))
+            alone_s = np.zeros(len(distinct))
         fixed_s = self.products_s(rows)
         if not step.decode_requests:
             return np.full(1, fixed_s + alone_s.max())
-        decode_s = self._ranks_decode_s(ranks, query, _RAMP[:max_steps])
+        decode_s = self._ranks_decode_s(distinct, query, RAMP[:max_steps])
         slowest: FloatArray = (alone_s[:, None] + decode_s).max(axis=0)
         return fixed_s + slowest
 
@@ -172,7 +173,7 @@ class StepExecutor(ABC):
         ]
         return Rows(sum(rows), max(rows), sum(rows), max(outputs), sum(outputs), in_graph=False)
 
-    def _ranks_decode_s(self, ranks: tuple[Step, ...], query: int, ramp: FloatArray) -> FloatArray:
+    def _ranks_decode_s(self, ranks: Sequence[Step], query: int, ramp: FloatArray) -> FloatArray:
         """Return the seconds `[ranks, steps]` of each rank's attention over its own requests."""
         seconds = np.zeros((len(ranks), len(ramp)))
         for index, rank in enumerate(ranks):
@@ -181,7 +182,7 @@ class StepExecutor(ABC):
                 decoding = Decoding(
                     requests,
                     rank.decode_context_sum,
-                    _growth(rank),
+                    growth_of(rank),
                     rank.decode_context_tokens,
                     1.0,
                     query,
@@ -190,7 +191,7 @@ class StepExecutor(ABC):
         return seconds
 
 
-def _growth(step: Step) -> float:
+def growth_of(step: Step) -> float:
     """Return the tokens that all contexts of a step grow by from one step to the next."""
     growth = step.decode_context_growth
     return float(len(step.decode_context_tokens)) if growth is None else growth

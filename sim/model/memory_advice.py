@@ -21,16 +21,23 @@ def infeasible_message(
     memory: PoolMemory, model: ModelSpec, gpu: GpuSpec, engine: EngineSpec, pool: PoolSpec
 ) -> str:
     """Return one sentence on what is missing and one on what would fit."""
-    field = f"pools.{pool.role}"
-    problem = (
-        f"{field}: {model.name} in {model.native_weight_format} does not fit {pool.layout.gpus} x "
-        f"{gpu.name}: each loads {format_bytes(memory.weights_bytes_per_gpu)} of weights and is "
-        f"short of {format_bytes(memory.deficit_bytes_per_gpu)} for the first page of KV"
-    )
+    problem = infeasible_problem(memory, model, gpu, pool)
     mends = list(_mends(memory, model, gpu, engine, pool))
     if not mends:
         return f"{problem}. No format or layout tried on one node fits; use GPUs with more memory"
     return f"{problem}. Smallest change that fits: {'; or '.join(mends[:3])}"
+
+
+def infeasible_problem(
+    memory: PoolMemory, model: ModelSpec, gpu: GpuSpec, pool: PoolSpec
+) -> str:
+    """Return the sentence on what is missing."""
+    return (
+        f"pools.{pool.role}: {model.name} in {model.native_weight_format} does not fit "
+        f"{pool.layout.gpus} x {gpu.name}: each loads {format_bytes(memory.weights_bytes_per_gpu)} "
+        f"of weights and is short of {format_bytes(memory.deficit_bytes_per_gpu)} for the first "
+        "page of KV"
+    )
 
 
 def _mends(

@@ -108,9 +108,7 @@ def hybrid_pool(
     return min(pools, key=lambda pool: pool.max_concurrency)
 
 
-def _kinds(
-    layers: Sequence[LayerSpec], layout: ParallelLayout, kv_format: str
-) -> list[_Kind]:
+def _kinds(layers: Sequence[LayerSpec], layout: ParallelLayout, kv_format: str) -> list[_Kind]:
     kinds = []
     for attention, count in Counter(layer.attention for layer in layers).items():
         if isinstance(attention, LinearAttention):

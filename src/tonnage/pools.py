@@ -22,7 +22,7 @@ from tonnage.sim.model.engine_rules import (
     default_page_tokens,
     default_speculative_running_requests,
 )
-from tonnage.sim.model.memory import PoolMemory, pool_memory
+from tonnage.sim.model.memory import LoadedLayouts, PoolMemory, pool_memory
 from tonnage.sim.model.requantise import with_weights
 from tonnage.sim.results.run import RunResult
 from tonnage.sim.serving.build import SchedulerSpec
@@ -41,20 +41,26 @@ class BuiltPool:
     memory: PoolMemory
 
 
-def built_pools(scenario: Scenario) -> dict[Role, BuiltPool]:
+def built_pools(
+    scenario: Scenario, layouts: LoadedLayouts | None = None
+) -> dict[Role, BuiltPool]:
     """Build every pool; raises BadInputError for a layout the model cannot have.
 
-    Raises InfeasibleError for what does not fit.
+    Raises InfeasibleError for what does not fit; `layouts` as in `pool_memory`.
     """
     model = scenario.model_spec()
     return {
-        role: _built_pool(scenario, role, section, model)
+        role: _built_pool(scenario, role, section, model, layouts)
         for role, section in scenario.pools.named().items()
     }
 
 
 def _built_pool(
-    scenario: Scenario, role: Role, section: PoolSection, model: ModelSpec
+    scenario: Scenario,
+    role: Role,
+    section: PoolSection,
+    model: ModelSpec,
+    layouts: LoadedLayouts | None,
 ) -> BuiltPool:
     engine, gpu = scenario.engine_spec(), scenario.gpu_spec(role)
     loaded = with_weights(model, section.weights)
@@ -76,7 +82,7 @@ def _built_pool(
         speculation=speculation,
         integrity=section.integrity.spec(),
     )
-    fitted = pool_memory(loaded, gpu, engine, spec)
+    fitted = pool_memory(loaded, gpu, engine, spec, layouts)
     if running is None:  # the engine's own limit follows from the pool that its memory leaves
         per_rank = default_max_running_requests(engine, gpu, loaded, fitted.kv_tokens_per_rank)
         spec = replace(spec, max_running_requests=per_rank * ranks)
@@ -158,8 +164,13 @@ def times_of(scenario: Scenario, pools: dict[Role, BuiltPool]) -> dict[Role, Ste
 
 
 def _step_tokens(engine: EngineSpec, pool: BuiltPool, policy: Policy) -> int:
-    """Return the prompt tokens of a rank's step: a chunk, but no more than all prompts may have."""
+    """Return the prompt tokens of a rank's step: a chunk, but no more than all prompts may have.
+
+    SGLang limits the two apart; in the others the chunk is the whole step.
+    """
     chunk = policy.rank_chunk_tokens(pool.spec.chunk_tokens, pool.spec.layout.attention_dp)
+    if engine.name != "sglang":
+        return chunk
     return min(chunk, default_max_prefill_tokens(engine, pool.gpu))
 
 

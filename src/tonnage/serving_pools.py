@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from tonnage.pools import BuiltPool, built_pools, deployment_of
 from tonnage.scenarios.schema import Scenario
@@ -15,6 +16,7 @@ from tonnage.step_times import StepTimes, step_times
 # What ran has fitted: the largest fraction that scripts set (SGLang on four B200, MiniMax in vLLM).
 _FRACTION_MOST = 0.97
 _StepKey = tuple[str, str, str, ModelSpec, PoolSpec]
+Terms = Literal["none", "fitted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,12 @@ class BuiltSetup:
 
 @dataclass
 class SetupBuilder:
-    """Builds what rows deployed; equal setups, and equal step times in different ones, once."""
+    """Builds what rows deployed; equal setups, and equal step times in different ones, once.
 
+    `terms`: with fitted engine terms, or with kernels alone.
+    """
+
+    terms: Terms = "fitted"
     _built: dict[Setup, BuiltSetup | str] = field(default_factory=dict)
     _times: dict[_StepKey, StepTimes] = field(default_factory=dict)
 
@@ -45,7 +51,7 @@ class SetupBuilder:
         return self._built[setup]
 
     def _made(self, setup: Setup) -> BuiltSetup:
-        scenario, assumptions = setup.scenario(), ()
+        scenario = with_terms(setup.scenario(), self.terms)
         try:
             pools = built_pools(scenario)
         except InfeasibleError:
@@ -55,9 +61,7 @@ class SetupBuilder:
             told = f"memory fraction {_FRACTION_MOST:g}: it ran, and the default leaves no KV"
             return replace(wider, assumptions=(told,))
         times = {role: self._step_times(scenario, pool) for role, pool in pools.items()}
-        return BuiltSetup(
-            scenario, pools, times, deployment_of(scenario, pools, times), assumptions
-        )
+        return BuiltSetup(scenario, pools, times, deployment_of(scenario, pools, times))
 
     def _step_times(self, scenario: Scenario, pool: BuiltPool) -> StepTimes:
         """Return the step times, which neither the chunk nor the number of instances changes."""
@@ -67,3 +71,9 @@ class SetupBuilder:
         if key not in self._times:
             self._times[key] = step_times(scenario, pool.spec, pool.model, pool.gpu)
         return self._times[key]
+
+
+def with_terms(scenario: Scenario, terms: Terms) -> Scenario:
+    """Return a scenario that asks for fitted engine terms, or for kernels alone."""
+    engine = scenario.engine.model_copy(update={"terms": terms})
+    return scenario.model_copy(update={"engine": engine})

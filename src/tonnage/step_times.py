@@ -8,16 +8,21 @@ from pathlib import Path
 from typing import cast
 
 from tonnage.scenarios.catalogue import load_gpu
+from tonnage.scenarios.engine_terms import FittedTerms, generation_of, terms_for
 from tonnage.scenarios.profiles import ProfileChoice, choose_profile
 from tonnage.scenarios.schema import Scenario
+from tonnage.sim.cost.check_prices import check_prices
 from tonnage.sim.cost.draft import step_executor
+from tonnage.sim.cost.engine_terms import KERNELS_ALONE
 from tonnage.sim.cost.estimate import Source
+from tonnage.sim.cost.integrity import StepCheck, step_check
 from tonnage.sim.cost.measured import MeasuredExecutor, StepAssumptions
 from tonnage.sim.cost.operator_models import OperatorModels, operator_models
 from tonnage.sim.cost.profile import Profile, load_profile
 from tonnage.sim.cost.roofline import RooflineExecutor
 from tonnage.sim.cost.scaled import ScaledExecutor
 from tonnage.sim.cost.step_time import StepPredictor
+from tonnage.sim.cost.watched import WatchedExecutor
 from tonnage.sim.domain import EngineSpec, GpuSpec, ModelSpec, ParallelLayout, PoolSpec
 from tonnage.sim.model.draft import draft_of
 from tonnage.sim.model.engine_rules import captured_batch_sizes
@@ -42,6 +47,7 @@ def step_times(scenario: Scenario, pool: PoolSpec, model: ModelSpec, gpu: GpuSpe
     choice = choose_profile(scenario.profile, gpu, engine.name, scenario.origin()[1])
     maker = _Maker(scenario, pool, engine, gpu, choice)
     executor = step_executor(maker.make, model, pool.layout, draft_of(model, pool.speculation))
+    executor = maker.watched(executor, model)
     profile = choice.load()
     name = "datasheet" if profile is None else profile.header.name
     source = cast(Source, choice.source)
@@ -68,7 +74,30 @@ class _Maker:
             self._measured(model, layout, timed),
             self._roofline(model, layout, timed),
             self._roofline(model, layout, self.gpu),
+            timed.memory_bandwidth_bytes_per_s / self.gpu.memory_bandwidth_bytes_per_s,
         )
+
+    def watched(self, executor: StepPredictor, model: ModelSpec) -> StepPredictor:
+        """Return what predicts the steps with the check of the KV; the same where there is none."""
+        check = self._check(model)
+        if check is None:
+            return executor
+        layout = self.pool.layout
+        captured = self._captured(layout)
+        return WatchedExecutor(executor, check, layout, captured[-1] if captured else 0)
+
+    def _check(self, model: ModelSpec) -> StepCheck | None:
+        spec, layout, path = self.pool.integrity, self.pool.layout, self.choice.path
+        if spec.tracker == "none":
+            return None
+        if _is_cpu(self.gpu):  # nothing runs beside a step
+            spec = replace(spec, overlapped=False)
+        if path is None or self.choice.scaled_from is not None:
+            prices = check_prices(self.gpu, ways=layout.attention_tp)
+        else:
+            models = _models(path, self.choice.back_fill, self.gpu.name)
+            prices = check_prices(self.gpu, models.checks, models.comm, layout.attention_tp)
+        return step_check(spec, model, layout, self.pool.page_tokens, prices)
 
     def _roofline(self, model: ModelSpec, layout: ParallelLayout, gpu: GpuSpec) -> RooflineExecutor:
         return RooflineExecutor(
@@ -94,7 +123,15 @@ class _Maker:
             routing=asked.routing,
             shared_expert_beside=not _is_cpu(self.gpu),  # there is no second stream
             step_overhead_s=asked.step_overhead,
+            terms=KERNELS_ALONE if self.fitted is None else self.fitted.terms,
         )
+
+    @property
+    def fitted(self) -> FittedTerms | None:
+        """What was fitted for the engine on such GPUs, where the scenario asks for it."""
+        if self.scenario.engine.terms == "none":
+            return None
+        return terms_for(self.engine.name, self.gpu)
 
     def _captured(self, layout: ParallelLayout) -> tuple[int, ...]:
         if self.pool.role == "prefill":
@@ -107,6 +144,42 @@ class _Maker:
         return captured_batch_sizes(self.engine, self.gpu, layout.tp, per_rank, query_tokens)
 
     def assumptions(self, profile: Profile | None) -> list[str]:
+        return [*self._assumptions_of_steps(profile), *self._check_assumptions()]
+
+    def _terms_assumptions(self) -> list[str]:
+        if self.scenario.engine.terms == "none":
+            return []
+        generation = generation_of(self.gpu)
+        if self.fitted is None:
+            return [
+                f"{self.pool.role}: no engine terms for {self.engine.name} on {generation} GPUs"
+            ]
+        return [
+            f"{self.pool.role}: engine terms of {self.engine.name} on {generation} GPUs, fitted on "
+            f"{self.fitted.rows} measured runs"
+        ]
+
+    def _check_assumptions(self) -> list[str]:
+        role, spec = self.pool.role, self.pool.integrity
+        if spec.tracker == "none":
+            return []
+        if spec.tracker == "canary":
+            return [f"{role}: canary: every record that a pass reads is verified, before and after"]
+        how = "before the step, which waits for it"
+        if spec.overlapped:
+            how = "beside the step, so that a bad step runs once before the abort"
+        where = "in its graph" if spec.in_graph else "launched by the host"
+        return [
+            f"{role}: page tags: one check per rank {how}, {where}; each rank checks its own copy "
+            "of the page table, and the ranks agree on the verdict",
+            *(
+                [f"{role}: page tags: the mean of {spec.every_steps} steps is charged to each"]
+                if spec.every_steps > 1
+                else []
+            ),
+        ]
+
+    def _assumptions_of_steps(self, profile: Profile | None) -> list[str]:
         role = self.pool.role
         if profile is None:
             return [
@@ -123,6 +196,7 @@ class _Maker:
         return [
             f"{role}: step times: {self.choice.why}",
             f"routing of tokens to experts: {facts.routing}",
+            *self._terms_assumptions(),
             f"{small}; engine overhead {facts.step_overhead_s * 1e3:g} ms per step",
         ]
 
@@ -131,7 +205,7 @@ def _is_cpu(gpu: GpuSpec) -> bool:
     return gpu.compute_capability == "0.0"
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)  # a table of serving results names this many profiles
 def _models(path: Path, back_fill: tuple[Path, ...], gpu: str) -> OperatorModels:
     """Return the operator models of a profile, tables that it lacks taken from others."""
     profile = load_profile(path)

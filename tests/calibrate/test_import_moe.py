@@ -98,7 +98,12 @@ def test_two_kernels_for_the_same_experts_stay_apart() -> None:
         version="1.3.0rc20",
     )
     flags = dict(zip(rows["kernel"], rows["flag"], strict=True))
-    assert flags == {"moe_torch_flow_cutlass": "", "moe_torch_flow_min_latency": "other_backend"}
+    assert flags == {"moe_torch_flow_cutlass": "other_backend", "moe_torch_flow_min_latency": ""}
+
+
+def test_cutlass_alone_is_what_an_engine_has() -> None:
+    raw = raw_row(moe_dtype="nvfp4", kernel_source="moe_torch_flow_cutlass", latency=0.2)
+    assert imported(raw, backend="trtllm", version="1.3.0rc20")["flag"].tolist() == [""]
 
 
 def test_int4_keeps_no_group_and_other_formats_take_our_names() -> None:
@@ -106,9 +111,11 @@ def test_int4_keeps_no_group_and_other_formats_take_our_names() -> None:
     assert set(rows["format"]) == {"int4", "mxfp4"}
 
 
-def test_fp4_weights_with_fp8_activations_are_no_format_of_ours() -> None:
-    rows = imported(raw_row(moe_dtype="w4a8_mxfp4_mxfp8"), raw_row())
-    assert set(rows["format"]) == {"fp8_block"}
+def test_fp4_weights_are_taken_with_fp8_activations_where_both_are_there() -> None:
+    wide, narrow = raw_row(moe_dtype="w4a16_mxfp4"), raw_row(moe_dtype="w4a8_mxfp4_mxfp8")
+    rows = imported(wide | {"latency": 0.4}, narrow | {"latency": 0.2})
+    assert (rows["format"].tolist(), rows["seconds"].tolist()) == (["mxfp4"], [pytest.approx(2e-4)])
+    assert imported(wide)["format"].tolist() == ["mxfp4"]
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,11 @@ def test_the_users_folder(
 # --- what ships ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.profile")), ids=lambda path: path.stem)
+PARTS = {"rtx-pro-6000-vllm-0.19"}  # collectives of another machine, asked for by name
+WHOLE = [path for path in sorted(SHIPPED.glob("*.profile")) if path.stem not in PARTS]
+
+
+@pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.stem)
 def test_a_shipped_profile_is_whole_attributed_and_small(path: Path) -> None:
     choice = choose_profile(
         "auto", load_gpu(path.name.rpartition("-")[0]), path.stem.rpartition("-")[2], Path()
@@ -221,3 +225,17 @@ def test_a_shipped_profile_is_whole_attributed_and_small(path: Path) -> None:
     assert "aiconfigurator-core 0.12.0" in header.source_text
     assert profile.tables
     assert sum(file.stat().st_size for file in path.iterdir()) <= 2.2e6
+
+
+@pytest.mark.parametrize("name", sorted(PARTS))
+def test_a_part_is_filled_in_and_never_chosen_by_itself(name: str) -> None:
+    gpu = load_gpu("rtx-pro-6000")
+    choice = choose_profile(name, gpu, "vllm", Path())
+    profile = choice.load()
+    assert profile is not None
+    assert set(profile.tables) == {"all_reduce", "all_gather", "all_to_all"}
+    assert [path.stem for path in choice.back_fill] == ["rtx-pro-6000-vllm"]
+    for other in ("rtx-pro-6000", "rtx-5090"):
+        chosen = choose_profile("auto", load_gpu(other), "vllm", Path()).path
+        assert chosen is not None
+        assert chosen.stem == "rtx-pro-6000-vllm"

@@ -144,6 +144,8 @@ def intervals(held_out: HeldOut) -> dict[tuple[str, str], dict[str, tuple[float,
             rows = (modes == mode) & (design.group == index)
             if rows.sum() < _LEAST_ROWS:
                 rows = modes == mode
+            if not rows.any():
+                continue
             for figure in _FIGURES:
                 low, high = np.quantile(held_out.ratios(figure)[rows], (_LOW, _HIGH))
                 told[f"{figure}_{mode}"] = (float(low), float(high))

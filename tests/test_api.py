@@ -128,8 +128,9 @@ def test_the_package_shows_its_verbs() -> None:
     assert tonnage.simulate is api.simulate
     assert tonnage.memory is api.memory
     assert tonnage.load_scenario is load_scenario
+    assert all(callable(getattr(tonnage, name)) for name in tonnage.__all__)
     with pytest.raises(AttributeError):
-        _ = tonnage.plan
+        _ = tonnage.plans
 
 
 def test_a_request_longer_than_one_attention_rank_holds_is_rejected() -> None:

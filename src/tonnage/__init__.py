@@ -7,12 +7,15 @@ from typing import Any
 __all__ = [
     "export",
     "fit_memory",
+    "integrity",
     "load_scenario",
     "memory",
     "plan",
     "quality",
     "simulate",
     "sweep",
+    "validate_kv",
+    "validate_latency",
 ]
 
 
@@ -34,10 +37,22 @@ def __getattr__(name: str) -> Any:
         from tonnage.memory_fit import fit_memory
 
         return fit_memory
+    if name == "integrity":
+        from tonnage.integrity_report import integrity
+
+        return integrity
     if name == "quality":
         from tonnage.quality_report import quality
 
         return quality
+    if name == "validate_kv":
+        from tonnage.validate_kv import validate_kv
+
+        return validate_kv
+    if name == "validate_latency":
+        from tonnage.validate_latency import validate_latency
+
+        return validate_latency
     if name == "load_scenario":
         from tonnage.scenarios.load import load_scenario
 

@@ -18,6 +18,7 @@ from tonnage.sim.domain import FloatArray, IntArray
 from tonnage.validate_latency import polling_s as waited_s
 
 Group = tuple[str, str]  # engine, generation of GPUs
+Kind = tuple[str, str, str]  # and the kind of attention, which sets how prompts are launched
 
 _ERROR = 0.10  # that a row is expected to be off by: what the shrinkage is weighed against
 _OUTLIER = 1.5
@@ -112,8 +113,11 @@ class EngineFit:
         self.spread[self._step : self._draft] = _HOST_SPREAD
         self.spread[self._draft] = _DRAFT_SPREAD
         self.logs = self.prior.copy()
-        self.request = np.zeros((groups, 2))  # request_s, request_steps
-        self.launch_s = np.zeros(groups)
+        kind_of = [(one.row.engine, one.generation, one.attention) for one in design.samples]
+        self.kinds: tuple[Kind, ...] = tuple(sorted(set(kind_of)))
+        self._kind = np.array([self.kinds.index(one) for one in kind_of])
+        self.request = np.zeros((len(self.kinds), 2))  # request_s, request_steps
+        self.launch_s = np.zeros(len(self.kinds))
         # What another published deployment may have been behind teaches nothing.
         self._certain = np.array([float(not one.run.others) for one in design.samples])
 
@@ -165,26 +169,27 @@ class EngineFit:
 
     def ttft_s(self) -> FloatArray:
         """Return the predicted time to the first token `[n]`."""
-        request = self.request[self.design.group]
-        return self._queued_s() + request[:, 0] + request[:, 1] * self.tpot_s()
+        request = self.request[self._kind]
+        waiting_s: FloatArray = request[:, 0] + request[:, 1] * self.tpot_s()
+        return self._queued_s() + waiting_s
 
     def fit_ttft(self, chosen: FloatArray) -> None:
-        """Fit launches and requests, group by group, on relative errors (least absolute ones)."""
+        """Fit launches and requests, kind by kind, on relative errors (least absolute ones)."""
         design, steps_s = self.design, self.tpot_s()
-        for group in range(len(design.groups)):
-            rows = (design.group == group) & (chosen * self._certain > 0)
+        for kind in range(len(self.kinds)):
+            rows = (self._kind == kind) & (chosen * self._certain > 0)
             if not rows.any():
                 continue
             columns = np.stack([np.ones(rows.sum()), steps_s[rows]], axis=1)
             best = np.inf
             for launch_s in _LAUNCHES_S:
-                self.launch_s[group], kept = launch_s, self.launch_s[group]
+                self.launch_s[kind], kept = launch_s, self.launch_s[kind]
                 missing_s = (design.ttft_s - self._queued_s())[rows]
                 found, error = _least_absolute(columns, missing_s, design.ttft_s[rows])
                 if error < best:
-                    best, self.request[group] = error, found
+                    best, self.request[kind] = error, found
                 else:
-                    self.launch_s[group] = kept
+                    self.launch_s[kind] = kept
 
     def _queued_s(self) -> FloatArray:
         """Return the simulated first token with the fitted kernels in place.
@@ -196,7 +201,7 @@ class EngineFit:
         alone_s = design.prompts.sum(axis=1)
         kernels_s = (design.prompts * np.exp(self.logs[: self._step])).sum(axis=1)
         launches = np.array([one.kernels.launches for one in design.samples])
-        prompts = np.maximum(kernels_s, launches * self.launch_s[design.group]) / alone_s
+        prompts = np.maximum(kernels_s, launches * self.launch_s[self._kind]) / alone_s
         tokens = self.tpot_s() / np.array([one.kernels.simulated.tpot_s for one in design.samples])
         share = np.clip((simulated_s / alone_s - 5.0) / 20.0, 0.0, 1.0)
         polling_s = np.array(
@@ -210,23 +215,24 @@ class EngineFit:
 
     # --- results --------------------------------------------------------------------------------
 
-    def terms(self) -> dict[Group, EngineTerms]:
-        """Return the terms of every group."""
+    def terms(self) -> dict[Kind, EngineTerms]:
+        """Return the terms of every kind; in a group all but launches and requests are alike."""
         factors: dict[Group, dict[str, float]] = {group: {} for group in self.design.groups}
-        for (group, name), log in zip(self.design.names, self.logs, strict=False):
+        for (owner, name), log in zip(self.design.names, self.logs, strict=False):
             if "." in name or name in ("all_reduce", "small_kernels", "sampling"):
-                factors[group][name] = float(np.exp(log))
-        return {
-            group: EngineTerms(
-                factors[group],
-                step_s=float(np.exp(self.logs[self._step + index])),
-                sequence_s=float(np.exp(self.logs[self._sequence + index])),
+                factors[owner][name] = float(np.exp(log))
+        found = {}
+        for index, (engine, generation, attention) in enumerate(self.kinds):
+            group = self.design.groups.index((engine, generation))
+            found[engine, generation, attention] = EngineTerms(
+                factors[engine, generation],
+                step_s=float(np.exp(self.logs[self._step + group])),
+                sequence_s=float(np.exp(self.logs[self._sequence + group])),
                 launch_s=float(self.launch_s[index]),
                 request_s=float(self.request[index, 0]),
                 request_steps=float(self.request[index, 1]),
             )
-            for index, group in enumerate(self.design.groups)
-        }
+        return found
 
 
 def _least_absolute(

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tonnage.scenarios.catalogue import load_gpu
+from tonnage.scenarios.catalogue import load_gpu, load_model
 from tonnage.scenarios.engine_terms import generation_of
 from tonnage.scenarios.serving_rows import ServingRow
 from tonnage.scenarios.serving_runs import Run
+from tonnage.sim.cost.engine_terms import attention_kind
 from tonnage.sim.cost.step_time import StepPredictor
 from tonnage.sim.domain import PromptChunk, Step
 from tonnage.validate_latency import Predicted, deployment_for, simulated
@@ -44,12 +45,13 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One row: its run, engine and generation of GPU, what was measured, what kernels come to."""
+    """One row: its run, generation of GPU and kind of attention, and what kernels come to."""
 
     row: ServingRow
     run: Run
     generation: str
     kernels: Kernels
+    attention: str = "gqa"
 
     @property
     def configuration(self) -> str:
@@ -98,7 +100,13 @@ def kernels_of(run: Run) -> Kernels | str:
 def samples_of(rows: Iterable[tuple[ServingRow, Run, Kernels]]) -> list[Sample]:
     """Return the samples of rows whose kernels are known."""
     return [
-        Sample(row, run, generation_of(load_gpu(run.setup.gpu)), kernels)
+        Sample(
+            row,
+            run,
+            generation_of(load_gpu(run.setup.gpu)),
+            kernels,
+            attention_kind(load_model(run.setup.model)),
+        )
         for row, run, kernels in rows
     ]
 

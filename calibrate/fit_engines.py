@@ -179,9 +179,10 @@ def _terms(design: Design, held_out: HeldOut) -> Iterator[FittedTerms]:
     fit = fitted(design, np.ones(len(design.samples)))
     bounds = intervals(held_out)
     counts = np.bincount(design.group, minlength=len(design.groups))
-    for group, terms in fit.terms().items():
+    for (engine, generation, attention), terms in fit.terms().items():
+        group = engine, generation
         rows = int(counts[design.groups.index(group)])
-        yield FittedTerms(*group, rows, terms, bounds[group])
+        yield FittedTerms(engine, generation, attention, rows, terms, bounds[group])
     print(f"speculation's accepted tokens: time per token x {fit.draft_factor:.3f}")
 
 

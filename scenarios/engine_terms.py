@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tonnage.sim.cost.engine_terms import EngineTerms
-from tonnage.sim.domain import GpuSpec
+from tonnage.sim.cost.engine_terms import EngineTerms, attention_kind
+from tonnage.sim.domain import GpuSpec, ModelSpec
 
 TERMS_FILE = Path(__file__).parent / "engine_terms.json"
 _GENERATIONS = {"9": "hopper", "10": "blackwell"}  # by major compute capability
@@ -18,7 +18,7 @@ _GENERATIONS = {"9": "hopper", "10": "blackwell"}  # by major compute capability
 
 @dataclass(frozen=True, slots=True)
 class FittedTerms:
-    """Terms of one engine on one generation of GPUs, and what they rest on.
+    """Terms of one engine on one generation of GPUs for a kind of attention, and what they rest on.
 
     `rows`: measured runs behind them. `intervals`: factors on a prediction between which 80 % of
     the held-out runs lie, by figure: tpot, ttft, throughput, each for agg and disagg.
@@ -26,6 +26,7 @@ class FittedTerms:
 
     engine: str
     generation: str
+    attention: str
     rows: int
     terms: EngineTerms
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class FittedTerms:
         return {
             "engine": self.engine,
             "generation": self.generation,
+            "attention": self.attention,
             "rows": self.rows,
             **numbers,
             "factors": terms["factors"],
@@ -56,28 +58,35 @@ def generation_of(gpu: GpuSpec) -> str:
     return _GENERATIONS.get(major, f"sm{major}")
 
 
-def terms_for(engine: str, gpu: GpuSpec) -> FittedTerms | None:
-    """Return the terms that were fitted for an engine on such GPUs; None where none were."""
-    return _terms().get((engine, generation_of(gpu)))
+def terms_for(engine: str, gpu: GpuSpec, model: ModelSpec) -> FittedTerms | None:
+    """Return the terms that were fitted for an engine on such GPUs; None where none were.
+
+    For a kind of attention that was not measured there, those of another: all but launches and
+    requests are the same.
+    """
+    kinds = (attention_kind(model), "gqa", "mla")
+    known = (_terms().get((engine, generation_of(gpu), kind)) for kind in kinds)
+    return next((one for one in known if one is not None), None)
 
 
 def write_terms(terms: Sequence[FittedTerms], source: str, path: Path = TERMS_FILE) -> None:
     """Write fitted terms, with a word on where they come from."""
-    ordered = sorted(terms, key=lambda one: (one.engine, one.generation))
+    ordered = sorted(terms, key=lambda one: (one.engine, one.generation, one.attention))
     data = {"source": source, "terms": [one.to_dict() for one in ordered]}
     path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 @cache
-def _terms() -> dict[tuple[str, str], FittedTerms]:
+def _terms() -> dict[tuple[str, str, str], FittedTerms]:
     if not TERMS_FILE.is_file():
         return {}
     data = json.loads(TERMS_FILE.read_text(encoding="utf-8"))
-    return {(one.engine, one.generation): one for one in map(_from_dict, data["terms"])}
+    found = map(_from_dict, data["terms"])
+    return {(one.engine, one.generation, one.attention): one for one in found}
 
 
 def _from_dict(data: dict[str, Any]) -> FittedTerms:
     rest = dict(data)
-    engine, generation, rows = rest.pop("engine"), rest.pop("generation"), rest.pop("rows")
+    names = (rest.pop("engine"), rest.pop("generation"), rest.pop("attention"), rest.pop("rows"))
     intervals = {name: (low, high) for name, (low, high) in rest.pop("intervals").items()}
-    return FittedTerms(engine, generation, rows, EngineTerms(**rest), intervals)
+    return FittedTerms(*names, EngineTerms(**rest), intervals)

@@ -67,7 +67,11 @@ class PlanSection(Section):
     not tried. `routers`: null is the scenario's own, and one that a stock engine has. `host_cache`:
     null is the scenario's. `requests`: how many a simulated run measures, about. `verify`: fleets
     that are simulated at most; `seeds`: runs of each that is to pass, twice as many where its means
-    do and their intervals are too wide to tell.
+    do and their intervals are too wide to tell. `quality_budget`: points of a score that a format
+    may cost; null: anything. What scores show to cost more is not tried; what they do not show to
+    cost less is flagged, or with `unproven: refuse` not tried either. `scores`: a file of one's own
+    beside the published ones, as `tonnage quality` reads it. `growth_per_month`: by which share the
+    load grows, for the month in which the fleet is full.
     """
 
     load: Positive | None = None
@@ -88,10 +92,16 @@ class PlanSection(Section):
     requests: Annotated[Whole, Field(ge=100)] = 400
     seeds: Annotated[Whole, Field(ge=2)] = 3
     verify: Whole = 12
+    quality_budget: Annotated[Number, Field(ge=0, lt=100)] | None = None
+    unproven: Literal["flag", "refuse"] = "flag"
+    scores: Text | None = None
+    growth_per_month: Annotated[Number, Field(gt=0, le=10)] = 0.1
 
     @model_validator(mode="after")
     def _has_room(self) -> PlanSection:
         if self.tp is not None and min(self.tp) > self.max_gpus:
             problem = f"{self.max_gpus} GPUs do not hold an instance of tp {min(self.tp)}"
             raise field_error("max_gpus", problem)
+        if self.unproven == "refuse" and self.quality_budget is None:
+            raise field_error("unproven", "there is no budget to be proven; set quality_budget")
         return self

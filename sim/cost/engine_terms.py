@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from tonnage.sim.domain import LinearAttention, MlaAttention, ModelSpec
+
 
 @dataclass(frozen=True, slots=True)
 class EngineTerms:
@@ -45,3 +47,14 @@ class EngineTerms:
 
 
 KERNELS_ALONE = EngineTerms()
+
+
+def attention_kind(model: ModelSpec) -> str:
+    """Return what prompts of a model are launched as: mla, dsa, linear (some layers), or gqa."""
+    attentions = {layer.attention for layer in model.layers if layer.attention is not None}
+    if any(isinstance(one, LinearAttention) for one in attentions):
+        return "linear"
+    latents = [one for one in attentions if isinstance(one, MlaAttention)]
+    if not latents:
+        return "gqa"
+    return "dsa" if any(one.indexer is not None for one in latents) else "mla"

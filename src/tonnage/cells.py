@@ -57,7 +57,7 @@ def cell_of(deployment: Deployment, users: int) -> tuple[Deployment, int]:
             sender_ranks=pools["prefill"].scheduling.ranks,
             receiver_ranks=pools["decode"].scheduling.ranks,
         )
-    return replace(deployment, pools=pools, handoff=handoff), users // copies
+    return replace(deployment, pools=pools, handoff=handoff), round(users / copies)
 
 
 def _copies(deployment: Deployment, users: int) -> int:
@@ -66,8 +66,7 @@ def _copies(deployment: Deployment, users: int) -> int:
         (
             copies
             for copies in range(1, most + 1)
-            if users % copies == 0
-            and all(_divides(plan, copies) for plan in deployment.pools.values())
+            if all(_divides(plan, copies) for plan in deployment.pools.values())
         ),
         default=1,
     )

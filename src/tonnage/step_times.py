@@ -45,7 +45,7 @@ def step_times(scenario: Scenario, pool: PoolSpec, model: ModelSpec, gpu: GpuSpe
     """Choose the profile of a pool and build what predicts its steps."""
     engine = scenario.engine_spec()
     choice = choose_profile(scenario.profile, gpu, engine.name, scenario.origin()[1])
-    maker = _Maker(scenario, pool, engine, gpu, choice)
+    maker = _Maker(scenario, pool, engine, gpu, choice, model)
     executor = step_executor(maker.make, model, pool.layout, draft_of(model, pool.speculation))
     executor = maker.watched(executor, model)
     profile = choice.load()
@@ -63,6 +63,7 @@ class _Maker:
     engine: EngineSpec
     gpu: GpuSpec
     choice: ProfileChoice
+    target: ModelSpec
 
     def make(self, model: ModelSpec, layout: ParallelLayout) -> StepPredictor:
         if self.choice.path is None:
@@ -131,7 +132,7 @@ class _Maker:
         """What was fitted for the engine on such GPUs, where the scenario asks for it."""
         if self.scenario.engine.terms == "none":
             return None
-        return terms_for(self.engine.name, self.gpu)
+        return terms_for(self.engine.name, self.gpu, self.target)
 
     def _captured(self, layout: ParallelLayout) -> tuple[int, ...]:
         if self.pool.role == "prefill":

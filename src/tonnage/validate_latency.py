@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.closed_replay import ClosedRun, replay
-from tonnage.scenarios.catalogue import load_gpu
+from tonnage.scenarios.catalogue import load_gpu, load_model
 from tonnage.scenarios.engine_terms import terms_for
 from tonnage.scenarios.serving_rows import ServingRow, read_serving_rows
 from tonnage.scenarios.serving_runs import Refusal, Run, Setup, run_of
@@ -109,7 +109,7 @@ def predict(run: Run) -> Predicted | str:
     if isinstance(found, str):
         return found
     waited_s = polling_s(run, found.tpot_s)
-    fitted = terms_for(run.setup.engine, load_gpu(run.setup.gpu))
+    fitted = terms_for(run.setup.engine, load_gpu(run.setup.gpu), load_model(run.setup.model))
     if fitted is None:
         return replace(found, ttft_s=found.ttft_s + waited_s)
     prompt_tokens = run.input_tokens.mean()

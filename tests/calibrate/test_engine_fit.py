@@ -57,7 +57,7 @@ def test_known_terms_are_found_again() -> None:
     fit = EngineFit(design)
     fit.fit_tpot(np.ones(len(design.samples)))
     fit.fit_ttft(np.ones(len(design.samples)))
-    terms = fit.terms()["vllm", "hopper"]
+    terms = fit.terms()["vllm", "hopper", "gqa"]
     assert terms.factors["product.fp8"] == pytest.approx(_PRODUCT, rel=0.03)
     assert terms.factors["experts.fp8"] == pytest.approx(_EXPERTS, rel=0.03)
     assert terms.step_s == pytest.approx(_STEP_S, rel=0.25)
@@ -73,7 +73,9 @@ def test_a_few_wild_rows_do_not_move_the_terms() -> None:
     design = Design.of([*wild, *samples[8:]])
     fit = EngineFit(design)
     fit.fit_tpot(np.ones(len(design.samples)))
-    assert fit.terms()["vllm", "hopper"].factors["product.fp8"] == pytest.approx(_PRODUCT, rel=0.06)
+    assert fit.terms()["vllm", "hopper", "gqa"].factors["product.fp8"] == pytest.approx(
+        _PRODUCT, rel=0.06
+    )
 
 
 def test_rows_that_may_be_another_deployment_teach_nothing() -> None:
@@ -89,14 +91,16 @@ def test_rows_that_may_be_another_deployment_teach_nothing() -> None:
     design = Design.of([*samples[:60], *other])
     fit = EngineFit(design)
     fit.fit_tpot(np.ones(len(design.samples)))
-    assert fit.terms()["vllm", "hopper"].factors["product.fp8"] == pytest.approx(_PRODUCT, rel=0.05)
+    assert fit.terms()["vllm", "hopper", "gqa"].factors["product.fp8"] == pytest.approx(
+        _PRODUCT, rel=0.05
+    )
 
 
 def test_without_rows_the_terms_are_the_prior() -> None:
     design = Design.of(_samples(12))
     fit = EngineFit(design)
     fit.fit_tpot(np.zeros(12))
-    assert set(fit.terms()["vllm", "hopper"].factors.values()) == {1.0}
+    assert set(fit.terms()["vllm", "hopper", "gqa"].factors.values()) == {1.0}
 
 
 def test_a_fold_holds_out_whole_configurations() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tonnage.pools import built_pools, times_of
-from tonnage.scenarios.catalogue import load_gpu
+from tonnage.scenarios.catalogue import load_gpu, load_model
 from tonnage.scenarios.engine_terms import (
     TERMS_FILE,
     FittedTerms,
@@ -17,13 +17,20 @@ from tonnage.scenarios.engine_terms import (
     write_terms,
 )
 from tonnage.scenarios.load import parse_scenario
-from tonnage.sim.cost.engine_terms import EngineTerms
+from tonnage.sim.cost.engine_terms import EngineTerms, attention_kind
+
+_KINDS = {
+    "llama-3.1-8b": "gqa",
+    "deepseek-r1": "mla",
+    "glm-5": "dsa",
+    "qwen3.5-397b-a17b": "linear",
+}
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm", "trtllm"])
 @pytest.mark.parametrize("gpu", ["h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm", "gb200", "gb300"])
 def test_every_engine_has_terms_on_the_gpus_that_were_measured(engine: str, gpu: str) -> None:
-    found = terms_for(engine, load_gpu(gpu))
+    found = terms_for(engine, load_gpu(gpu), load_model("llama-3.1-8b"))
     assert found is not None
     assert found.rows >= 100
     assert all(0.2 < one < 5 for one in found.terms.factors.values())
@@ -34,12 +41,24 @@ def test_every_engine_has_terms_on_the_gpus_that_were_measured(engine: str, gpu:
 
 def test_other_gpus_have_none() -> None:
     assert generation_of(load_gpu("l40s")) == "sm8"
-    assert terms_for("vllm", load_gpu("l40s")) is None
+    assert terms_for("vllm", load_gpu("l40s"), load_model("llama-3.1-8b")) is None
+
+
+def test_launches_and_requests_go_by_the_kind_of_attention() -> None:
+    kinds = {name: attention_kind(load_model(name)) for name in _KINDS}
+    assert kinds == _KINDS
+    gqa, mla = (
+        terms_for("trtllm", load_gpu("b200-sxm"), load_model(name)) for name in list(_KINDS)[:2]
+    )
+    assert gqa is not None
+    assert mla is not None
+    assert gqa.terms.factors == mla.terms.factors
+    assert (gqa.attention, mla.attention) == ("gqa", "mla")
 
 
 def test_terms_survive_the_file(tmp_path: Path) -> None:
     terms = EngineTerms({"product.fp8": 1.25}, 1e-3, 2e-5, 1e-5, 0.03, 1e-6, 4.0)
-    told = FittedTerms("vllm", "hopper", 12, terms, {"tpot_agg": (0.9, 1.1)})
+    told = FittedTerms("vllm", "hopper", "mla", 12, terms, {"tpot_agg": (0.9, 1.1)})
     write_terms([told], "a test", tmp_path / "terms.json")
     data = json.loads((tmp_path / "terms.json").read_text())
     assert data["terms"][0]["factors"] == {"product.fp8": 1.25}

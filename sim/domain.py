@@ -339,7 +339,7 @@ class Coverage(StrEnum):
     """Where page tags are compared: before a read, or before a write."""
 
     DECODE = "decode"  # every page that a decode step reads
-    PREFIX = "prefix"  # cached pages that a prompt takes over
+    PREFIX = "prefix"  # pages that a prompt chunk reads: cached, or of its earlier chunks
     TIER = "tier"  # pages that a load from a lower tier writes
     HANDOFF = "handoff"  # pages that leave a prefill instance, and those they are written to
     WRITER = "writer"  # the generation that whoever writes was given

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("sim", "scenarios", "calibrate", "kernels")
+FOLDERS = ("sim", "scenarios", "calibrate", "kernels", "dashboard")
 MODULES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 
@@ -48,6 +48,9 @@ def forbidden_imports(path: Path) -> set[str]:
     if room[0] == "kernels":
         banned = {"simpy", "tonnage.api", "tonnage.cli", "tonnage.sim.engine", "streamlit"}
         banned |= {"tonnage.calibrate", "tonnage.scenarios", "aiconfigurator_core"}
+    if room[0] == "dashboard":
+        banned = {"simpy", "torch", "triton", "tonnage.cli", "tonnage.kernels"}
+        banned |= {f"tonnage.sim.{name}" for name in ("engine", "serving", "traffic", "model")}
     return {
         name for name in names if any(name == ban or name.startswith(f"{ban}.") for ban in banned)
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib import resources
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tonnage.scenarios.load import parse_scenario
 from tonnage.scenarios.schema import Scenario
 from tonnage.sim.domain import BadInputError
 from tonnage.sim.planning.fleet_plan import FleetPlan
+from tonnage.sim.planning.stock_engines import STOCK_ROUTERS
 from tonnage.sim.planning.workers import ThisProcess
 from tonnage.sim.planning.workload import workload_of
 
@@ -197,6 +199,7 @@ def test_a_load_beyond_all_fleets_is_infeasible() -> None:
     [
         ({"slo": {}}, "slo: a plan needs an objective"),
         ({"price": {}}, "h100-sxm has no price"),
+        ({"engine": {"name": "trtllm"}}, "nothing here starts trtllm"),
         ({"router": {"regions": 2}, "pools": {"serve": {"instances": 2, "tp": 1}}}, "one region"),
     ],
 )
@@ -257,3 +260,20 @@ def test_requests_that_are_not_served_are_never_in_time() -> None:
         fleet_scenario(scenario, fleet, load), load, scenario.objectives(), 0
     )
     assert found.quantiles_s["ttft_p95"] == float("inf")
+
+
+def test_sessions_at_a_rate_are_said_to_be_users() -> None:
+    traffic = {"kind": "sessions", "rate_per_s": 0.05, "session": {"turns": 4, "count": 20}}
+    slo = {"ttft_p95": "60s", "tpot_p95": "500ms"}
+    space = {**TINY["plan"], "tp": [1], "shapes": ["colocated"], "requests": 100}
+    scenario = parse_scenario({**TINY, "traffic": traffic, "slo": slo, "plan": space})
+    assumptions = plan(scenario, workers=1).best.provenance.assumptions
+    assert any("0.055 sessions/s are taken for the users" in one for one in assumptions)
+
+
+def test_the_routers_of_stock_engines_are_those_of_their_argument_lists() -> None:
+    """What is called stock is what the pinned versions take."""
+    folder = resources.files("tonnage.sim.export") / "arguments"
+    for engine, name in (("sglang", "sglang-router-0.3.2"), ("vllm", "vllm-router-0.1.17")):
+        text = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        assert set(STOCK_ROUTERS[engine]) <= set(text["arguments"]["--policy"]["choices"])

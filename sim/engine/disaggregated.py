@@ -156,6 +156,10 @@ class DisaggregatedFleet:
                 self._hand_over(sequence)
                 self._unwanted.add(sequence)
                 self._transfers.abandon(sequence, self._release)
+                # The decode instance may be planning now, and hear of its free pages too early.
+                assert sequence.decode_instance is not None
+                decode = self._decodes[sequence.decode_instance]
+                call_at(self._around.env, self._around.env.now, Instance.notify, decode)
                 return
         self._transfers.send_rest(sequence)
 

@@ -28,9 +28,7 @@ def infeasible_message(
     return f"{problem}. Smallest change that fits: {'; or '.join(mends[:3])}"
 
 
-def infeasible_problem(
-    memory: PoolMemory, model: ModelSpec, gpu: GpuSpec, pool: PoolSpec
-) -> str:
+def infeasible_problem(memory: PoolMemory, model: ModelSpec, gpu: GpuSpec, pool: PoolSpec) -> str:
     """Return the sentence on what is missing."""
     return (
         f"pools.{pool.role}: {model.name} in {model.native_weight_format} does not fit "

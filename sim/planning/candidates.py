@@ -17,8 +17,9 @@ NO_POOL = -1
 class PoolOption:
     """One configuration of a pool, by its figures; `config` is whatever describes it.
 
-    `concurrency`: requests of the mean length that an instance holds at once. `prompt` and `decode`
-    are there where the role has that phase.
+    `concurrency`: requests of the mean length that an instance holds at once, not a whole number,
+    on `decode_ranks` that hold their own. `prompt` and `decode` are there where the role has that
+    phase.
     """
 
     config: Hashable
@@ -26,10 +27,11 @@ class PoolOption:
     gpus: int
     usd_per_hour: float
     kv_tokens: int
-    concurrency: int
+    concurrency: float
     prompt: PromptTimes | None = None
     decode: DecodeTimes | None = None
     host_tokens: int = 0  # that the tiers below the GPU hold
+    decode_ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)

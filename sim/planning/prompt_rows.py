@@ -21,6 +21,7 @@ class PromptRow:
 
     `weights` sum to 1. `alone_s`: what each takes when it meets nobody. `mean_s` and `shared_s`:
     means of an instance without and with a queue, so that `servers / shared_s` is the most it does.
+    A request that goes to where its prefix lies waits there: what others are idle does not help it.
     """
 
     weights: FloatArray
@@ -30,6 +31,7 @@ class PromptRow:
     shared_s: float
     variation: float  # squared coefficient of the service
     servers: int
+    side_by_side: int  # servers that take what waits in one queue
     hit_share: float  # of the prompt tokens
 
 
@@ -65,7 +67,8 @@ def prompt_row(
         min(float(weights @ shared), mean_s),
         variance / mean_s**2,
         caches,
-        hits * workload.mean(cached) / workload.mean_input_tokens,
+        times.ranks if router.returns else caches,
+        hits * workload.mean(cached) / workload.mean(workload.input_tokens),
     )
 
 

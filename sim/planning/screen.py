@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtri
 
 from tonnage.sim.domain import FloatArray, IntArray, Objective
 from tonnage.sim.planning.candidates import (
@@ -23,13 +23,14 @@ from tonnage.sim.planning.candidates import (
 )
 from tonnage.sim.planning.pool_model import BATCHES
 from tonnage.sim.planning.prompt_rows import PromptRow, prompt_row
+from tonnage.sim.planning.quantiles import Wait, waiting_quantile, wavering_quantile
+from tonnage.sim.planning.rooms import Room, room, usable
 from tonnage.sim.planning.workload import Workload
 
 _BISECTIONS = 16
 _BATCH_ROUNDS = 4
 _BATCH_SPREAD = 0.8  # of the root of a batch: what a request's average over its life leaves of it
 _BUSY_MOST = 0.97
-_QUANTILE_ROUNDS = 16
 _CHUNK_ROWS = 4096
 _OUTPUT_GRID = 16
 
@@ -47,7 +48,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Screened:
-    """The figures of fleets. `saturated`: more is asked than is done; `full`: by memory.
+    """The figures of fleets. `saturated`: more is asked than is done, or held.
 
     `ratios` `[fleets, objectives]`: what is reached over the limit, infinite where saturated.
     """
@@ -94,22 +95,28 @@ class _Screen:
         self._mean_s = np.array([row.mean_s for row in rows])[self._row]
         self._shared_s = np.array([row.shared_s for row in rows])[self._row]
         self._servers = np.array([row.servers for row in rows], dtype=np.float64)[self._row]
+        side = np.array([row.side_by_side for row in rows], dtype=np.float64)
+        self._side_by_side = side[self._row]
         self._ranks = self._servers / fleets.first_instances
         variation = np.array([row.variation for row in rows])[self._row]
         self._burst = (self._load.arrival_variation + variation) / 2
         self._decoders = offer.firsts if not len(offer.seconds) else offer.seconds
         decoder = fleets.first if not len(offer.seconds) else fleets.second
-        self._instances = np.where(
-            self._is_serve, fleets.first_instances, fleets.second_instances
-        ).astype(np.float64)
+        counts = np.where(self._is_serve, fleets.first_instances, fleets.second_instances)
+        self._instances = counts.astype(np.float64)
         tables = [_decode_row(option) for option in self._decoders]
         self._steps_s = np.array([table for table, _ in tables])[decoder]
         per_step = np.array([tokens for _, tokens in tables])[decoder]
         self._decode_steps = self._load.decode_steps / per_step
         self._per_step = per_step
         most = np.array([option.concurrency for option in self._decoders], dtype=np.float64)
-        self._most = most[decoder]
+        ranks = np.array([option.decode_ranks for option in self._decoders], dtype=np.float64)
+        self._pools = ranks[decoder] * self._instances  # of pages, each with its own requests
+        tokens = most / ranks * self._load.held_tokens
+        self._usable_tokens = usable(self._load, tokens)[decoder]
         self._backlog_s = np.zeros(len(fleets))  # what users wait beyond chance in a full system
+        self._queue_s = self._waits = self._backlog_s  # for prompts before one, and the chance
+        self._rooms = Room(self._backlog_s, self._backlog_s, self._backlog_s > 0)
         self._transfer()
 
     # --- gathering ------------------------------------------------------------------------------
@@ -161,10 +168,12 @@ class _Screen:
             rate = np.full(count, load.rate_per_s)
         else:
             rate = self._closed_rate(float(load.users or 1))
-        busy, wait_s, _ = self._queue(rate)
-        batch, step_s, held = self._decoding(rate, busy, wait_s)
-        saturated = self._saturation(rate, busy, held, batch)
-        slowed = self._slowed(busy)
+        busy, wait_s, waits = self._queue(rate)
+        (batch, step_s), slowed = self._decoding(rate, busy), self._slowed(busy)
+        room = self._room(rate, busy, wait_s, step_s * slowed / self._per_step)
+        saturated = self._saturation(rate, busy, room, batch)
+        self._queue_s, self._waits, self._rooms = wait_s, waits, room
+        wait_s = wait_s + room.wait_s
         if load.rate_per_s is None:
             self._backlog_s = self._left_of_trip(
                 rate, wait_s + step_s * slowed * self._decode_steps
@@ -202,8 +211,9 @@ class _Screen:
         saved = rate * (self._mean_s - self._shared_s) / self._servers
         busy = demand / (1 + saved)
         bounded = np.minimum(busy, _BUSY_MOST)
-        waits = bounded ** (np.sqrt(2 * (self._servers + 1)) - 1)
-        wait_s = self._burst * waits / (1 - bounded) * self._alone(bounded) / self._servers
+        servers = self._side_by_side
+        waits = bounded ** (np.sqrt(2 * (servers + 1)) - 1)
+        wait_s = self._burst * waits / (1 - bounded) * self._alone(bounded) / servers
         if self._load.users is not None:  # no more than all others can be before one
             others_s = (self._load.users - 1) * self._shared_s / self._servers
             wait_s = np.minimum(wait_s, others_s)
@@ -219,10 +229,8 @@ class _Screen:
         free = (1 - np.minimum(busy, _BUSY_MOST)) ** self._ranks
         return np.where(self._is_serve, 1 / np.maximum(free, 1 - _BUSY_MOST), 1.0)
 
-    def _decoding(
-        self, rate: FloatArray, busy: FloatArray, wait_s: FloatArray
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return the batch of an instance, its step, and the requests that hold pages there."""
+    def _decoding(self, rate: FloatArray, busy: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return the batch of an instance, and its step."""
         per_instance = rate / self._instances * self._decode_steps * self._slowed(busy)
         batch = np.minimum(per_instance * self._steps_s[:, 0], BATCHES[-1])  # a step's least
         for _ in range(_BATCH_ROUNDS):
@@ -232,10 +240,20 @@ class _Screen:
             excess = batch - per_instance * step_s
             gain = np.maximum(1 - per_instance * slope, 0.02)
             batch = np.clip(batch - excess / gain, 0.0, 2 * BATCHES[-1])
-        step_s = self._step_s(batch)
-        # SGLang gives decode pages before the prompt is computed: they are held meanwhile.
-        waiting = rate / self._instances * (wait_s + self._alone(busy))
-        return batch, step_s, batch + np.where(self._is_serve, 0.0, waiting)
+        return batch, self._step_s(batch)
+
+    def _room(
+        self, rate: FloatArray, busy: FloatArray, wait_s: FloatArray, per_token_s: FloatArray
+    ) -> Room:
+        """Return the queue for pages where requests decode.
+
+        SGLang gives decode pages before the prompt is computed: they are held meanwhile.
+        """
+        before_s = self._alone(busy)
+        before_s = before_s + np.where(self._is_serve, 0.0, wait_s + self._mean_sent_s(rate))
+        users = None if self._load.users is None else self._load.users / self._pools
+        each = rate / self._pools
+        return room(self._load, self._usable_tokens, each, before_s, per_token_s, users)
 
     def _step_s(self, batch: FloatArray) -> FloatArray:
         """Return the step time at a batch, interpolated in the table of each fleet."""
@@ -246,18 +264,12 @@ class _Screen:
         return np.asarray(low_s + share * (high_s - low_s))
 
     def _saturation(
-        self, rate: FloatArray, busy: FloatArray, held: FloatArray, batch: FloatArray
+        self, rate: FloatArray, busy: FloatArray, room: Room, batch: FloatArray
     ) -> IntArray:
         code = np.zeros(len(rate), dtype=np.int64)
         code[batch >= BATCHES[-1]] = 2
-        code[held + np.sqrt(held) > np.maximum(self._most, 1.0)] = 3
-        # The single user of an instance needs no room for chance.
-        alone = held <= 1.0
-        code[alone & (self._most >= 1)] = 0
+        code[room.full] = 3
         code[busy >= _BUSY_MOST] = 1
-        if self._load.users is not None:  # all users at once is the most there can be
-            most = np.ceil(self._load.users / self._instances)
-            code[(code == 3) & (most <= self._most)] = 0
         return code
 
     def _mean_sent_s(self, rate: FloatArray) -> FloatArray:
@@ -276,10 +288,13 @@ class _Screen:
         for _ in range(_BISECTIONS):
             rate = (low + high) / 2
             busy, wait_s, _ = self._queue(rate)
-            batch, step_s, _ = self._decoding(rate, busy, wait_s)
-            trip_s = self._load.think_s + wait_s + self._alone(busy) + self._mean_sent_s(rate)
-            trip_s = trip_s + outputs * step_s * self._slowed(busy)
+            batch, step_s = self._decoding(rate, busy)
+            slow_s = step_s * self._slowed(busy)
+            room = self._room(rate, busy, wait_s, slow_s / self._per_step)
+            trip_s = self._load.think_s + wait_s + room.wait_s + self._alone(busy)
+            trip_s = trip_s + self._mean_sent_s(rate) + outputs * slow_s
             over = (rate * trip_s > users) | (busy >= _BUSY_MOST) | (batch >= BATCHES[-1])
+            over |= room.full
             low, high = np.where(over, low, rate), np.where(over, rate, high)
         return low
 
@@ -299,7 +314,7 @@ class _Screen:
         if objective.metric == "ttft":
             return self._ttft_quantile(objective.quantile, found)
         if objective.metric == "e2e":
-            outputs = self._load.quantile(self._load.output_tokens, objective.quantile)
+            outputs = self._load.all.quantile(self._load.all.output_tokens, objective.quantile)
             return np.asarray(found.ttft_s + outputs * found.tpot_s)
         spread = self._tpot_quantile(objective.quantile, found)
         if objective.metric == "tpot":
@@ -334,7 +349,7 @@ class _Screen:
         self, quantile: float, found: Screened, spread_s: FloatArray, rows: IntArray
     ) -> FloatArray:
         shares = (np.arange(_OUTPUT_GRID) + 0.5) / _OUTPUT_GRID
-        lengths = [self._load.quantile(self._load.output_tokens, share) for share in shares]
+        lengths = [self._load.all.quantile(self._load.all.output_tokens, share) for share in shares]
         outputs = np.maximum(np.asarray(lengths) - 1, 1.0)  # [grid]
         mean_s = found.tpot_s[rows, None]
         lasts_s = outputs * mean_s
@@ -344,15 +359,7 @@ class _Screen:
         squares = (self._alone(found.prefill_busy)[rows, None] ** 2) * (1 + variation)
         stopped_s = np.sqrt(per_s * lasts_s * squares) / outputs
         deviation = np.hypot(stopped_s, spread_s[rows, None]) + 1e-12
-        low, high = np.zeros(len(rows)), (mean_s + 12 * deviation).max(axis=1)
-        for _ in range(_QUANTILE_ROUNDS):
-            middle = (low + high) / 2
-            within = ndtr((middle[:, None] - mean_s) / deviation).mean(axis=1)
-            low, high = (
-                np.where(within < quantile, middle, low),
-                np.where(within < quantile, high, middle),
-            )
-        return np.asarray(high)
+        return wavering_quantile(quantile, mean_s, deviation)
 
     def _ttft_quantile(self, quantile: float, found: Screened) -> FloatArray:
         """Return the time to first token of a slow request, some thousand fleets at a time."""
@@ -374,27 +381,17 @@ class _Screen:
         tables: tuple[FloatArray, FloatArray, FloatArray],
     ) -> FloatArray:
         alone, tails, weights = (table[self._row[rows]] for table in tables)
-        _, wait_s, waits = self._queue(found.rate_per_s)
-        wait_s, waits = wait_s[rows, None], waits[rows, None]
-        scale_s = np.maximum(wait_s / np.maximum(waits, 1e-12), 1e-9)
+        waits = (
+            Wait(self._waits[rows], self._queue_s[rows]),
+            Wait(self._rooms.waits[rows], self._rooms.wait_s[rows]),
+        )
         # Busier instances serve by full steps: shorter than alone, by the same share for all.
         shorter = (self._alone(found.prefill_busy) / self._mean_s)[rows, None]
         tail = np.minimum(tails, self._tail_most[rows, None])
         served_s = alone * shorter + self._sent_s_per_token[rows, None] * tail
         fixed_s = self._sent_fixed_s + self._backlog_s + found.tpot_s / 2
         served_s = served_s + fixed_s[rows, None]
-        low = served_s.min(axis=1)
-        high = served_s.max(axis=1) + 8 * scale_s[:, 0]
-        for _ in range(_QUANTILE_ROUNDS):
-            middle = (low + high) / 2
-            left_s = middle[:, None] - served_s
-            late = np.where(left_s < 0, 1.0, waits * np.exp(-np.maximum(left_s, 0.0) / scale_s))
-            within = ((1 - late) * weights).sum(axis=1)
-            low, high = (
-                np.where(within < quantile, middle, low),
-                np.where(within < quantile, high, middle),
-            )
-        return np.asarray(high)
+        return waiting_quantile(quantile, served_s, weights, waits)
 
 
 def _decode_row(option: PoolOption) -> tuple[FloatArray, float]:

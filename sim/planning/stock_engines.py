@@ -2,7 +2,8 @@
 
 Sources: SGLang 0.5.23 `srt/disaggregation/common/conn.py` (page size and KV type must be the same
 on both sides) and pull request 19398 (no conversion in the transfer path); vLLM's NIXL connector
-(its compatibility hash covers the KV type); SGLang router 0.3.2 `router_args.py` (policies).
+(its compatibility hash covers the KV type); SGLang router 0.3.2 and vLLM's router 0.1.17
+`router_args.py` (policies).
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from dataclasses import dataclass
 
 from tonnage.sim.planning.fleet_plan import PlannedPool, PlannedRouter
 
-# Policies that SGLang's router has; vLLM brings a proxy that goes round.
+# Policies that the engines' own routers have.
 STOCK_ROUTERS = {
     "sglang": ("random", "round_robin", "cache_aware", "power_of_two"),
-    "vllm": ("random", "round_robin"),
+    "vllm": ("random", "round_robin", "cache_aware", "power_of_two"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -26,6 +27,8 @@ class Workload:
     `cached_tokens`: what a cache without end would hold of the prompt. `reuse_s`: from the answer
     to the next request that begins with this one's tokens, infinite where there is none. Requests
     come at `rate_per_s`, or from `users` who pause `think_s` on average between answer and request.
+    `whole`: what it is a sample of, where it is one: answers and contexts are taken from there, as
+    a few requests that stand for all prompts may miss the long answers.
     """
 
     input_tokens: FloatArray
@@ -37,6 +40,12 @@ class Workload:
     think_s: float = 0.0
     arrival_variation: float = 1.0  # squared coefficient of the gaps between arrivals
     weights: FloatArray | None = None  # that sum to 1; None: all alike
+    whole: Workload | None = None
+
+    @property
+    def all(self) -> Workload:
+        """All requests that are known, sampled or not."""
+        return self.whole or self
 
     def mean(self, values: FloatArray) -> float:
         """Return the mean of a figure of the requests."""
@@ -47,12 +56,12 @@ class Workload:
     @property
     def mean_output_tokens(self) -> float:
         """Mean tokens of an answer."""
-        return self.mean(self.output_tokens)
+        return self.all.mean(self.all.output_tokens)
 
     @property
     def mean_input_tokens(self) -> float:
         """Mean tokens of a prompt."""
-        return self.mean(self.input_tokens)
+        return self.all.mean(self.all.input_tokens)
 
     def quantile(self, values: FloatArray, share: float) -> float:
         """Return the value that so large a share of the requests stays below."""
@@ -64,24 +73,50 @@ class Workload:
     @property
     def decode_context_tokens(self) -> float:
         """Mean context that a decode step reads of one request: long answers are there longer."""
-        contexts = self.input_tokens + self.output_tokens / 2
-        return self.mean(contexts * self.output_tokens) / self.mean_output_tokens
+        every = self.all
+        contexts = every.input_tokens + every.output_tokens / 2
+        return every.mean(contexts * every.output_tokens) / self.mean_output_tokens
 
     @property
     def held_tokens(self) -> float:
         """Mean tokens of a request when it ends, each weighted by how long it decodes."""
-        held = self.input_tokens + self.output_tokens
-        return self.mean(held * self.output_tokens) / self.mean_output_tokens
+        every = self.all
+        held = every.input_tokens + every.output_tokens
+        return every.mean(held * every.output_tokens) / self.mean_output_tokens
 
     @property
     def longest_tokens(self) -> int:
-        """Tokens of the longest request of the sample."""
-        return int((self.input_tokens + self.output_tokens).max())
+        """Tokens of the longest request."""
+        return int((self.all.input_tokens + self.all.output_tokens).max())
 
     @property
     def decode_steps(self) -> float:
         """Mean tokens of a request after its first."""
-        return self.mean(np.maximum(self.output_tokens - 1, 0))
+        return self.all.mean(np.maximum(self.all.output_tokens - 1, 0))
+
+    def scaled(self, factor: float) -> Workload:
+        """Return so many times the load: of users, or of requests that come as much faster."""
+        if self.users is not None:
+            return replace(self, users=max(1, math.ceil(self.users * factor - 1e-9)))
+        assert self.rate_per_s is not None
+        return replace(self, rate_per_s=self.rate_per_s * factor, reuse_s=self.reuse_s / factor)
+
+    def lengthened(self, factor: float) -> Workload:
+        """Return requests so many times as long, prompts and answers."""
+        whole = None if self.whole is None else self.whole.lengthened(factor)
+        inputs = np.maximum(np.round(self.input_tokens * factor), 1)
+        return replace(
+            self,
+            input_tokens=inputs,
+            cached_tokens=np.minimum(np.round(self.cached_tokens * factor), inputs - 1),
+            output_tokens=np.maximum(np.round(self.output_tokens * factor), 1),
+            whole=whole,
+        )
+
+    def with_hits(self, share: float) -> Workload:
+        """Return requests of whose repeated tokens a cache without end would hold that share."""
+        whole = None if self.whole is None else self.whole.with_hits(share)
+        return replace(self, cached_tokens=np.round(self.cached_tokens * share), whole=whole)
 
     def sampled(self, count: int, seed: int) -> Workload:
         """Return at most `count` of the requests: one of every stratum by the tokens to compute.
@@ -104,6 +139,7 @@ class Workload:
             output_tokens=self.output_tokens[chosen],
             reuse_s=self.reuse_s[chosen],
             weights=np.diff(edges) / size,
+            whole=self,
         )
 
 

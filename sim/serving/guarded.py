@@ -135,9 +135,9 @@ class Guarded(ServeScheduler):
         watch = self.watch
         suspects = watch.pages.suspects
         decoding = self._check_decodes(plan) if self._decodes and suspects else []
-        chunks = [chunk for chunk in self._chunks if self._may_compute(chunk)]
-        for chunk in chunks:
-            self._write(chunk)
+        chunks = [one for one in self._chunks if self._may_compute(one) and self._write(one)]
+        if len(chunks) < len(self._chunks):
+            chunks = self._without_readers_of_unwritten(chunks)
         for held, tokens in decoding:
             watch.write_token(held, tokens)
         if not suspects:
@@ -168,11 +168,33 @@ class Guarded(ServeScheduler):
         self._condemn(held, self._reason(held))
         return False
 
-    def _write(self, chunk: Chunk) -> None:
+    def _write(self, chunk: Chunk) -> bool:
         held = self.watch.pages.hold(chunk.sequence)
         last = chunk.past_tokens + chunk.tokens
-        if not self.watch.write(held, chunk.past_tokens, last):
-            self._condemn(held, self._reason(held))
+        if self.watch.write(held, chunk.past_tokens, last):
+            return True
+        self._condemn(held, self._reason(held))
+        return False
+
+    def _without_readers_of_unwritten(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Abort who shares, in this very step, blocks that were to be written and were not."""
+        pages = self.watch.pages
+        empty: set[int] = set()
+        for chunk in self._chunks:
+            if chunk in chunks:
+                continue
+            first = chunk.past_tokens // self.watch.page_tokens
+            empty.update(entry.page for entry in pages.hold(chunk.sequence).ledger[first:])
+        staying = []
+        for chunk in chunks:
+            held = pages.hold(chunk.sequence)
+            past = held.ledger[: self.watch.pages_of(chunk.past_tokens)]
+            if chunk.past_tokens and empty.intersection(entry.page for entry in past):
+                pages.touch(held.id)
+                self._condemn(held, "integrity: a block that it shares could not be written")
+            else:
+                staying.append(chunk)
+        return staying
 
     def _reason(self, held: Held) -> str:
         pages = self.watch.pages

@@ -137,12 +137,14 @@ class IdentifiedCache(_Identified, PrefixCache):
         found = super().find(sequence)
         if found.block is None or not self.watch.spec.checks(Coverage.PREFIX):
             return found
-        unsound = [
-            block for block in self._path(found.block) if not self.watch.sound(self._entries[block])
-        ]
+        path = self._path(found.block)
+        mismatched = [block for block in path if not self.watch.sound(self._entries[block])]
+        # Some are to be dropped already: nobody wrote them, and somebody holds them still.
+        unsound = [block for block in path if block in self._unsound or block in mismatched]
         if not unsound:
             return found
-        self._note_unsound(unsound)
+        if mismatched:
+            self._note_unsound(mismatched)
         if unsound[0].locks:  # whoever holds it is aborted by its own check; nobody joins it
             run = self._runs.get(sequence.request.id)
             return Found(0 if run is None else run.beyond(0))

@@ -216,7 +216,7 @@ class Watch:
             self._known.add(known)
             self._count_wrong(held, written, place, before_abort=before_abort)
             if cause is not None:
-                cause.read()
+                cause.read(beside_check=before_abort)
         self._canary(written, cause)
 
     def _count_wrong(

@@ -48,9 +48,11 @@ class Injection:
         if self.caught is None:
             self.caught = "after" if self.wrong_reads else "before"
 
-    def read(self) -> None:
-        """Take in that a page was read wrongly because of it."""
+    def read(self, *, beside_check: bool = False) -> None:
+        """Take in that a page was read wrongly because of it; a check beside the step is late."""
         self.met = True
+        if beside_check and not self.wrong_reads and self.caught is not None:
+            self.caught = "after"
         self.wrong_reads += 1
 
 

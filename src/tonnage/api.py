@@ -233,18 +233,27 @@ def plan(
     workers: int | None = None,
     rank: int = 0,
     compare: bool = False,
+    what_ifs: bool = False,
     progress: Progress | None = None,
 ) -> PlanReport:
     """Return the cheapest fleet that meets the objectives; the same seed gives the same plan.
 
     `workers`: processes that simulate, two by default; 1 is this one. `rank`: so many of the best
     screened fleets are simulated too, to compare the orders; `compare`: so are the cheapest with
-    another format in one pool. Raises BadInputError without objectives or prices,
-    InfeasibleError where nothing within `plan.max_gpus` meets them.
+    another format in one pool; `what_ifs`: so is the plan with instances down, and more. Raises
+    BadInputError without objectives or prices, InfeasibleError where nothing within `plan.max_gpus`
+    meets them.
     """
     from tonnage import planner  # composes what stands here, and more
 
-    return planner.plan(scenario, workers=workers, rank=rank, compare=compare, progress=progress)
+    return planner.plan(
+        scenario,
+        workers=workers,
+        rank=rank,
+        compare=compare,
+        what_ifs=what_ifs,
+        progress=progress,
+    )
 
 
 def n_plus_one(scenario: Scenario, *, progress: Progress | None = None) -> dict[str, Any]:

@@ -14,10 +14,12 @@ from typing import Annotated, Any
 import typer
 
 from tonnage.cli_calibrate import calibrate
+from tonnage.cli_dashboard import dashboard
 from tonnage.cli_execute import execute
 from tonnage.cli_explain import explain
 from tonnage.cli_export import export
 from tonnage.cli_fit import report_fit
+from tonnage.cli_integrity import integrity
 from tonnage.cli_options import Overrides, ScenarioName
 from tonnage.cli_plan import plan
 from tonnage.cli_profile import profile_app
@@ -285,9 +287,11 @@ def _report_memory(
 
 
 app.command()(calibrate)
+app.command()(dashboard)
 app.command()(explain)
 app.command()(execute)
 app.command()(export)
+app.command()(integrity)
 app.command()(plan)
 app.command()(sweep)
 app.command()(quality)

@@ -27,6 +27,12 @@ def plan(
         bool,
         typer.Option("--compare", help="Simulate other formats in each pool, for their margins."),
     ] = False,
+    what_if: Annotated[
+        bool,
+        typer.Option(
+            "--what-if", help="Instances or a region down, growth, what the cost hangs on."
+        ),
+    ] = False,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes that simulate; 2 where not given.")
     ] = None,
@@ -44,7 +50,7 @@ def plan(
     engines lack, `launchable` does not. The section `plan` of the scenario says what is tried.
 
     --out writes plan.json, best.json and launchable.json (for `tonnage export`), best.yaml and
-    launchable.yaml (for `tonnage simulate`) and front.html.
+    launchable.yaml (for `tonnage simulate`) and front.html; with --what-if what-if.html too.
 
     \b
     Examples:
@@ -53,6 +59,7 @@ def plan(
       tonnage plan my-fleet.yaml --set 'plan.gpus=[h100-sxm, h200-sxm]' --set plan.max_gpus=64
       tonnage plan kimi-agents --rank 20
       tonnage plan kimi-agents --compare
+      tonnage plan kimi-agents --what-if --out plans
       tonnage plan my-fleet.yaml --json - > plan.json
 
     Exit code 3: nothing within the limits meets the objectives; the nearest is named.
@@ -66,7 +73,14 @@ def plan(
     asked = load_scenario(scenario, overrides or [])
     try:
         with progress(quiet=json_file == "-") as told:
-            report = api.plan(asked, workers=workers, rank=rank, compare=compare, progress=told)
+            report = api.plan(
+                asked,
+                workers=workers,
+                rank=rank,
+                compare=compare,
+                what_ifs=what_if,
+                progress=told,
+            )
     except KeyboardInterrupt:
         print("stopped; nothing was written", file=sys.stderr)
         raise
@@ -87,6 +101,7 @@ def write_plan(folder: Path, report: PlanReport) -> None:
 
     from tonnage.output import json_text, make_folder, plain, write_text
     from tonnage.plan_chart import front_html
+    from tonnage.plan_tornado_chart import tornado_html
 
     make_folder(folder)
     plans = {"best": report.best, "launchable": report.launchable}
@@ -97,4 +112,6 @@ def write_plan(folder: Path, report: PlanReport) -> None:
         data = plain({**report.files[name], "name": f"{report.scenario.name}-{name}"})
         write_text(folder / f"{name}.yaml", yaml.safe_dump(data, sort_keys=False))
     write_text(folder / "front.html", front_html(report))
+    if report.what_if is not None:
+        write_text(folder / "what-if.html", tornado_html(report.scenario.name, report.what_if))
     write_text(folder / "plan.json", json_text(report.to_dict()) + "\n")

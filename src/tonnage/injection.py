@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from tonnage.sim.serving.data_faults import FaultClass, FaultSpec
 from tonnage.sim.serving.integrity import IntegrityBooks
 from tonnage.sim.serving.physical import Injection
 from tonnage.sim.serving.scheduler import Limits
-from tonnage.sim.traffic.loads import OpenLoad
+from tonnage.sim.traffic.loads import Lengths, OpenLoad, ResidentLoad
 
 _STEP_S = 0.01
 _PAGE_TOKENS_MOST = 4
@@ -24,7 +24,13 @@ _RUNNING = 12
 _REQUESTS = 60  # of one run
 _PER_STEP = 0.25
 _MOST_PER_RUN = 24  # of one kind, so that few act on one page
+_IDLE_RUNS_MOST = 40  # in a row, without one fault that found an occasion
+_MEAN_PAGES, _LONGEST_PAGES = 8, 24  # of a request, prompt and answer
+_ANSWER_PAGES = 4, 7  # of those eight, at least and at most
+_IN_FLIGHT = 9  # requests that decode at once, about
 _STREAM = 0x1213
+
+LengthPairs = Sequence[tuple[int, int]]  # tokens of prompts and answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,7 @@ class InjectionRow:
     and `caught_after` the first wrong read; the others were `missed`, unless nothing was read
     wrongly in the end. `wrong_reads`: pages read wrongly, in `victims` requests; `in_decode`: of
     them, by decode steps. `clean_aborted`: of `aborted` requests, those that no fault had touched.
+    `stops`: of a whole process, by a canary, with `lost` requests.
     """
 
     kind: FaultClass
@@ -52,6 +59,7 @@ class InjectionRow:
     refused_writes: int
     recomputed: int
     stops: int
+    lost: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,42 +132,62 @@ def injection_study(
     count: int,
     *,
     layers: int = 1,
+    lengths: LengthPairs = (),
     seed: int = 0,
     told: Callable[[int], None] | None = None,
 ) -> InjectionRow | None:
     """Inject so many faults of one class into a deployment, and say what became of them.
 
     Use a `light_deployment`: it runs random traffic again and again until that many have acted.
-    `told`: how many have, after each run. None where the class cannot happen.
+    `lengths`: prompts and answers to draw from, as `random_requests` does. `told`: how many have
+    acted, after each run. Fewer are injected where traffic gives no occasion any more; None where
+    the class cannot happen at all.
     """
     pool = fault_place(deployment, kind)
     if pool is None:
         return None
     books: list[IntegrityBooks] = []
     injections: list[Injection] = []
-    run = 0
-    while len(injections) < count:
+    run = idle = 0
+    while len(injections) < count and idle < _IDLE_RUNS_MOST:
         most = min(_MOST_PER_RUN, count - len(injections))
         fault = FaultSpec(kind, pool, per_step=_PER_STEP, layers=layers, most=most)
-        load = OpenLoad(random_requests(deployment, seed, run))
+        load = _load(deployment, random_requests(deployment, seed, run, lengths))
         result = simulate(replace(deployment, faults=(fault,)), load, seed=seed + run)
         assert result.integrity is not None
         books.append(result.integrity)
         injections += result.integrity.injections
+        idle = 0 if result.integrity.injections else idle + 1
         run += 1
         if told is not None:
             told(len(injections))
     return _row(kind, pool, books, injections[:count])
 
 
-def random_requests(deployment: Deployment, seed: int, run: int) -> list[Request]:
-    """Return the traffic of one run; where there is a prefix cache, many prompts begin alike."""
+def _load(deployment: Deployment, requests: list[Request]) -> OpenLoad | ResidentLoad:
+    """Offer requests; where nothing computes prompts, they are held from their first token on."""
+    if deployment.pools.keys() != {"decode"}:
+        return OpenLoad(requests)
+    pairs = [Lengths(one.input_tokens, one.output_tokens) for one in requests]
+    return ResidentLoad(_IN_FLIGHT, pairs)
+
+
+def random_requests(
+    deployment: Deployment, seed: int, run: int, lengths: LengthPairs = ()
+) -> list[Request]:
+    """Return the traffic of one run; where there is a prefix cache, many prompts begin alike.
+
+    `lengths`: draw from these, all scaled so that a request fills eight pages on average.
+    """
     rng = np.random.default_rng([_STREAM, seed, run])
     first = next(iter(deployment.pools.values())).scheduling
     page, shares = first.page_tokens, first.cache is not None
-    arrivals_s = np.cumsum(rng.exponential(1.5 * _STEP_S, _REQUESTS)).tolist()
-    inputs = rng.integers(1, 8 * page + 1, _REQUESTS).tolist()
-    outputs = rng.integers(2, 6 * page + 1, _REQUESTS).tolist()
+    if lengths:
+        arrivals_s, inputs, outputs = _scaled(rng, lengths, page)
+    else:
+        arrivals_s = np.cumsum(rng.exponential(1.5 * _STEP_S, _REQUESTS)).tolist()
+        inputs = rng.integers(1, 8 * page + 1, _REQUESTS).tolist()
+        outputs = rng.integers(2, 6 * page + 1, _REQUESTS).tolist()
     requests = []
     for number in range(_REQUESTS):
         ids: tuple[int, ...] = ()
@@ -176,6 +204,26 @@ def random_requests(deployment: Deployment, seed: int, run: int) -> list[Request
             )
         )
     return requests
+
+
+def _scaled(
+    rng: np.random.Generator, lengths: LengthPairs, page: int
+) -> tuple[list[float], list[int], list[int]]:
+    """Return instants of arrival, and lengths in the given ones' spread.
+
+    Their proportion too, as far as answers last long enough for something to happen meanwhile.
+    """
+    tokens = np.asarray(lengths, dtype=np.float64)
+    means = tokens.mean(axis=0)
+    answer_pages = min(
+        max(_MEAN_PAGES * means[1] / means.sum(), _ANSWER_PAGES[0]), _ANSWER_PAGES[1]
+    )
+    tokens *= page * np.array([_MEAN_PAGES - answer_pages, answer_pages]) / means
+    drawn = tokens[rng.integers(len(tokens), size=_REQUESTS)]
+    drawn *= np.minimum(1.0, _LONGEST_PAGES * page / drawn.sum(axis=1))[:, None]
+    whole = np.maximum(np.rint(drawn).astype(np.int64), (1, 2))  # one decode step at least
+    gaps_s = rng.exponential(_STEP_S * whole[:, 1].mean() / _IN_FLIGHT, _REQUESTS)
+    return np.cumsum(gaps_s).tolist(), whole[:, 0].tolist(), whole[:, 1].tolist()
 
 
 def _path(rng: np.random.Generator, blocks: int) -> tuple[int, ...]:
@@ -205,4 +253,5 @@ def _row(
         refused_writes=sum(one.refused_writes for one in books),
         recomputed=sum(one.recomputed for one in books),
         stops=sum(one.stops for one in books),
+        lost=sum(one.lost for one in books),
     )

@@ -28,22 +28,25 @@ def integrity_costs(
     scenario: Scenario,
     pools: dict[Role, BuiltPool],
     shape: StepShape,
-    alternatives: Mapping[str, IntegritySpec] = ALTERNATIVES,
+    alternatives: Mapping[str, IntegritySpec | None] = ALTERNATIVES,
 ) -> dict[str, dict[str, Any]]:
     """Return, per way of watching, the seconds added to a step of each kind and to a handoff.
 
-    Every pool is watched in that way, whatever the scenario says of it. `share` is of the step
-    without a check; items that run beside the step have `hidden_s`.
+    Every pool is watched in that way, whatever the scenario says of it; None: as it says. `share`
+    is of the step without a check; items that run beside the step have `hidden_s`.
     """
     return {name: _costs(scenario, pools, shape, spec) for name, spec in alternatives.items()}
 
 
 def _costs(
-    scenario: Scenario, pools: dict[Role, BuiltPool], shape: StepShape, spec: IntegritySpec
+    scenario: Scenario, pools: dict[Role, BuiltPool], shape: StepShape, spec: IntegritySpec | None
 ) -> dict[str, Any]:
-    watched = {
-        role: replace(pool, spec=replace(pool.spec, integrity=spec)) for role, pool in pools.items()
-    }
+    watched = pools
+    if spec is not None:
+        watched = {
+            role: replace(pool, spec=replace(pool.spec, integrity=spec))
+            for role, pool in pools.items()
+        }
     times = times_of(scenario, watched)
     steps = {
         name: _added(times[role].executor.times(step))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 from tonnage.assumptions import assumptions_of
+from tonnage.plan_quality import FormatJudge
 from tonnage.plan_runs import PlannedLoad, RunFigures, estimate, figure
 from tonnage.plan_space import PoolConfig, Setting, described
 from tonnage.pools import BuiltPool, built_pools, times_of
@@ -28,7 +29,7 @@ from tonnage.sim.planning.fleet_plan import (
     PlannedSpeculation,
     PlanProvenance,
 )
-from tonnage.sim.planning.stock_engines import lacks
+from tonnage.sim.planning.stock_engines import STOCK_ROUTERS, lacks
 from tonnage.sim.results.summary import objective_name
 
 _S_PER_HOUR = 3600
@@ -91,7 +92,8 @@ def _traffic(traffic: dict[str, Any], load: PlannedLoad) -> dict[str, Any]:
         return {**traffic, "rate_scale": spec.trace.rate_scale}
     if point.concurrency is None:
         return {**traffic, "rate_per_s": [point.rate_per_s]}
-    changed = {**traffic, "concurrency": [point.concurrency]}
+    changed = {key: value for key, value in traffic.items() if key != "rate_per_s"}
+    changed["concurrency"] = [point.concurrency]  # sessions at a rate are planned as users
     if spec.kind == "closed":
         changed["requests"] = max(spec.requests, 4 * point.concurrency)
     return changed
@@ -100,6 +102,12 @@ def _traffic(traffic: dict[str, Any], load: PlannedLoad) -> dict[str, Any]:
 def check_plannable(scenario: Scenario) -> None:
     """Refuse what a plan cannot be made for: no objective, several regions."""
     source = scenario.origin()[0]
+    engine = scenario.engine.name
+    if engine not in STOCK_ROUTERS:
+        raise BadInputError(
+            f"{source}: engine.name: nothing here starts {engine}, so no fleet is planned for it; "
+            f"use {' or '.join(STOCK_ROUTERS)}"
+        )
     if not scenario.slo:
         raise BadInputError(
             f"{source}: slo: a plan needs an objective to meet, such as --set slo.ttft_p95=5s"
@@ -129,7 +137,7 @@ def fleet_plan(
         figures=plan_figures(scenario, planned, runs),
         binds=binds,
         seed=scenario.seed,
-        provenance=_provenance(own, pools, load),
+        provenance=_provenance(scenario, own, pools, load),
         link=own.link.kind if len(planned) > 1 else None,
         prefix_cache=own.cache.gpu,
         host_cache_bytes=own.cache.host,
@@ -248,11 +256,14 @@ def _inverse(one: Estimate, factor: float) -> Estimate:
     return Estimate(factor / one.value, low, high)
 
 
-def _provenance(own: Scenario, pools: dict[Role, BuiltPool], load: PlannedLoad) -> PlanProvenance:
+def _provenance(
+    scenario: Scenario, own: Scenario, pools: dict[Role, BuiltPool], load: PlannedLoad
+) -> PlanProvenance:
     times = times_of(own, pools)
     steps = [text for one in times.values() for text in one.assumptions]
+    formats = _format_assumptions(scenario, pools)
     assumptions = dict.fromkeys(
-        (*assumptions_of(own, pools), *steps, *_plan_assumptions(own, load))
+        (*assumptions_of(own, pools), *steps, *_plan_assumptions(own, load), *formats)
     )
     return PlanProvenance(
         profile=", ".join(dict.fromkeys(one.profile for one in times.values())),
@@ -270,9 +281,27 @@ def _plan_assumptions(own: Scenario, load: PlannedLoad) -> list[str]:
             "plan: every session is met somewhere in its middle, its context in the caches; drawn "
             "ones share text in blocks of 256 tokens"
         )
+    if load.session_rate_per_s is not None:
+        lines.append(
+            f"plan: {load.session_rate_per_s:g} sessions/s are taken for the users that they are "
+            "at once, by Little's law with 5 s for an answer; a slower fleet has more"
+        )
     if own.cache.host:
         lines.append("plan: host memory for prefixes costs nothing beside the GPUs")
     return lines
+
+
+def _format_assumptions(scenario: Scenario, pools: dict[Role, BuiltPool]) -> Iterator[str]:
+    """Yield what weights must be made, and what their formats and KV's may cost in quality."""
+    judge, model = FormatJudge(scenario), scenario.model_spec()
+    for pool in pools.values():
+        weights = pool.spec.weights
+        if weights not in ("native", model.native_weight_format):
+            yield (
+                f"weights: {model.name} is released in {model.native_weight_format}; a checkpoint "
+                f"in {weights} has to be found or made"
+            )
+        yield from judge.flags(weights, pool.spec.kv_format)
 
 
 def load_text(load: PlannedLoad) -> str:

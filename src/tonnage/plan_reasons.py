@@ -59,18 +59,18 @@ def what_binds(search: Search, usd_per_hour: float) -> str:
         usd = found.fleets.usd_per_hour[cheaper]
         worst = np.where(np.isfinite(found.worst[cheaper]), found.worst[cheaper], 1e9)
         row = int(cheaper[np.lexsort((worst, -usd))[0]])
-        name = _constraint(search, table, row)
+        name = constraint(found, row, search.scenario.objectives())
         key = (-float(found.fleets.usd_per_hour[row]), float(worst.min()), name)
         best = key if best is None else min(best, key)
     return "weights" if best is None else best[2]
 
 
-def _constraint(search: Search, table: Table, row: int) -> str:
-    code = int(table.screened.saturated[row])
+def constraint(found: Screened, row: int, objectives: Sequence[Objective]) -> str:
+    """Return what a fleet has least of: what is saturated, or the objective it is nearest to."""
+    code = int(found.saturated[row])
     if code:
         return SATURATED[code]
-    index = int(np.argmax(table.screened.ratios[row]))
-    return objective_name(search.scenario.objectives()[index])
+    return objective_name(objectives[int(np.argmax(found.ratios[row]))])
 
 
 def rejected(search: Search) -> Iterator[Rejected]:
@@ -81,7 +81,8 @@ def rejected(search: Search) -> Iterator[Rejected]:
             yield Rejected(trial.fleet.text, trial.usd_per_hour, _lost(search, trial), True)
     yield from _screened_out(search)
     for config, reason in list(search.space.refused.items())[:_REJECTED]:
-        yield Rejected(config, None, f"does not fit: {reason}", False)
+        why = reason if "quality_budget" in reason else f"does not fit: {reason}"
+        yield Rejected(config, None, why, False)
 
 
 def _lost(search: Search, trial: Trial) -> str:

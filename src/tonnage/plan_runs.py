@@ -57,6 +57,7 @@ class PlannedLoad:
     answer_s: float = 0.0
     warm_up_s: float = 0.0
     think_s: float = 0.0
+    session_rate_per_s: float | None = None  # at which sessions begin, where that was asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,21 @@ def planned_load(scenario: Scenario, requests: int) -> PlannedLoad:
     elif point.rate_per_s is not None:
         point = LoadPoint(rate_per_s=(plan.load or point.rate_per_s) * factor)
     return PlannedLoad(traffic, point, requests)
+
+
+def grown(load: PlannedLoad, factor: float) -> PlannedLoad:
+    """Return a load so many times as large."""
+    traffic, point = load.traffic, load.point
+    if traffic.trace is not None:
+        trace = replace(traffic.trace, rate_scale=traffic.trace.rate_scale * factor)
+        return replace(load, traffic=replace(traffic, trace=trace))
+    if point.concurrency is None:
+        assert point.rate_per_s is not None
+        return replace(load, point=LoadPoint(rate_per_s=point.rate_per_s * factor))
+    users = math.ceil(point.concurrency * factor - 1e-9)
+    if traffic.kind == "closed":
+        traffic = replace(traffic, requests=2 * users + max(load.requests, 4 * users))
+    return replace(load, traffic=traffic, point=LoadPoint(concurrency=users))
 
 
 def simulate_fleet(

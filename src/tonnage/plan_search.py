@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 
 from tonnage.plan_fleets import (
@@ -14,6 +14,7 @@ from tonnage.plan_fleets import (
 )
 from tonnage.plan_runs import PlannedLoad, RunFigures, simulate_fleet
 from tonnage.plan_space import Setting, Space, configs_of, routers_of, settings_of
+from tonnage.scenarios.load import changed
 from tonnage.scenarios.schema import Scenario
 from tonnage.sim.domain import Objective
 from tonnage.sim.planning.candidates import (
@@ -49,6 +50,7 @@ class Table:
     seconds: Sequence[PoolOption]
     routers: Sequence[RouterOption]
     screened: Screened
+    offer: Offer
 
     def fleet(self, row: int) -> Fleet:
         """Return one of them."""
@@ -118,7 +120,7 @@ def _table(
         for one in firsts
     ]
     offer = Offer(workload, firsts, seconds, routers, transfers)
-    return [Table(setting, firsts, seconds, routers, screen(offer, fleets, objectives))]
+    return [Table(setting, firsts, seconds, routers, screen(offer, fleets, objectives), offer)]
 
 
 # --- simulation ---------------------------------------------------------------------------------
@@ -179,17 +181,25 @@ class Search:
         return range(self.scenario.seed, self.scenario.seed + count)
 
     def run(self) -> None:
-        """Simulate until both answers are found or enough was tried."""
+        """Simulate until both answers are found or enough was tried.
+
+        The first fleet is the likeliest to be the answer, so all its runs begin at once.
+        """
         batch: list[Key] = []
         for key in self._tried_in_order():
+            if not self.trials and not batch:
+                self._try([key], self.seeds)
+                if self._over():
+                    return
+                continue
             batch.append(key)
             if len(batch) == _SIDE_BY_SIDE:
-                self._try(batch)
+                self._try(batch, self.seeds[:1])
                 batch = []
             if self._over():
                 return
         if batch:
-            self._try(batch)
+            self._try(batch, self.seeds[:1])
 
     def _over(self) -> bool:
         if self.best is not None and self.launchable is not None:
@@ -228,20 +238,19 @@ class Search:
         built = [self.space.built(table.setting, config) for config, _ in fleet.pools]
         return stock_lacks(self.scenario, fleet, built)
 
-    def _try(self, keys: Sequence[Key]) -> None:
-        """Run each with the first seed; those that may pass with the others too."""
+    def _try(self, keys: Sequence[Key], seeds: range) -> None:
+        """Run each with some seeds; those that may pass with the others too."""
         share = len(self.trials) / max(self.scenario.plan.verify, 1)
-        self.told(
-            f"simulating fleets, {len(self.trials) + 1} to {len(self.trials) + len(keys)}",
-            min(share, 1.0),
-        )
-        firsts = self.simulated(keys, self.seeds[:1])
+        first, last = len(self.trials) + 1, len(self.trials) + len(keys)
+        numbers = f"fleet {first}" if first == last else f"fleets {first} to {last}"
+        self.told(f"simulating {numbers}", min(share, 1.0))
+        firsts = self.simulated(keys, seeds)
         for trial in firsts:
             answered = self.best is not None and (self.launchable is not None or trial.needs)
             promising = trial.mean_worst <= 1.0
             if promising and not answered and len(self.seeds) > 1:
                 trial = self.completed(trial)
-            elif len(self.seeds) == 1:
+            elif len(trial.runs) == len(self.seeds):
                 trial = replace(trial, complete=True)
             self.trials.append(trial)
             if trial.passes and self.best is None:
@@ -250,8 +259,9 @@ class Search:
                 self.launchable = trial
 
     def completed(self, trial: Trial) -> Trial:
-        """Return a trial of the first seed with the runs of all others."""
-        found = self._with(trial, self.seeds[1:])
+        """Return a trial of the first seeds with the runs of all others."""
+        left = self.seeds[len(trial.runs) :]
+        found = self._with(trial, left) if left else replace(trial, complete=True)
         if not found.passes and found.mean_worst <= _WORTH_MORE_RUNS:
             # Its means do, its bounds do not: as many runs again narrow them.
             found = self._with(found, range(self.seeds.stop, self.seeds.stop + len(self.seeds)))
@@ -264,19 +274,23 @@ class Search:
         reached = objectives_reached(self.scenario, runs)
         return replace(trial, runs=runs, objectives=reached, complete=True)
 
+    def started(
+        self, key: Key, load: PlannedLoad, seeds: range, overrides: Sequence[str] = ()
+    ) -> list[Future[RunFigures]]:
+        """Begin the runs of a fleet under a load, its scenario changed by `overrides`."""
+        load = replace(load, answer_s=self._answer_s(key), warm_up_s=self._warm_up_s(key))
+        own = fleet_scenario(self.scenario, self.tables[key[0]].fleet(key[1]), load)
+        if overrides:
+            own = changed(own, overrides)
+        objectives = self.scenario.objectives()
+        return [self.executor.submit(simulate_fleet, own, load, objectives, seed) for seed in seeds]
+
     def simulated(self, keys: Sequence[Key], seeds: range) -> list[Trial]:
         """Run fleets with some seeds, all runs side by side."""
-        objectives = self.scenario.objectives()
         started = []
         for key in keys:
-            table = self.tables[key[0]]
-            fleet = table.fleet(key[1])
-            load = replace(self.load, answer_s=self._answer_s(key), warm_up_s=self._warm_up_s(key))
-            own = fleet_scenario(self.scenario, fleet, load)
-            futures = [
-                self.executor.submit(simulate_fleet, own, load, objectives, seed) for seed in seeds
-            ]
-            started.append((key, fleet, futures))
+            fleet = self.tables[key[0]].fleet(key[1])
+            started.append((key, fleet, self.started(key, self.load, seeds)))
         trials = []
         for key, fleet, futures in started:
             runs = tuple(future.result() for future in futures)

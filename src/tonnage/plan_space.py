@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from tonnage.handoff import End, Terms, handoff_of
+from tonnage.plan_quality import FormatJudge
+from tonnage.plan_transfer import pair_transfer
 from tonnage.pools import BuiltPool, built_pools, times_of
 from tonnage.scenarios.catalogue import gpu_names, load_gpu
 from tonnage.scenarios.prices import gpu_hour_usd
@@ -22,12 +23,20 @@ from tonnage.scenarios.schema_pools import (
     SpeculationSection,
     WeightFormat,
 )
+from tonnage.sim.cost.operator_times import OperatorTime
 from tonnage.sim.cost.step_time import StepPredictor
-from tonnage.sim.domain import BadInputError, GpuSpec, InfeasibleError, ModelSpec, ParallelLayout
+from tonnage.sim.domain import (
+    BadInputError,
+    GpuSpec,
+    InfeasibleError,
+    ModelSpec,
+    ParallelLayout,
+    Step,
+)
 from tonnage.sim.model.engine_rules import default_chunk_tokens, default_max_prefill_tokens
 from tonnage.sim.model.formats import checkpoint_bytes
 from tonnage.sim.model.kv import kv_bytes_per_token
-from tonnage.sim.model.memory import max_concurrency
+from tonnage.sim.model.memory import LoadedLayouts, requests_held
 from tonnage.sim.model.requantise import is_moe, with_weights
 from tonnage.sim.planning.candidates import PairTransfer, PoolOption, RouterOption
 from tonnage.sim.planning.pool_model import DecodeTimes, PromptTimes
@@ -89,6 +98,7 @@ class Space:
 
     scenario: Scenario
     workload: Workload
+    judge: FormatJudge = field(init=False)
     options: dict[tuple[Setting, Role], list[PoolOption]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)  # description to the reason
     _executors: dict[PoolConfig, StepPredictor] = field(default_factory=dict)
@@ -96,7 +106,12 @@ class Space:
     _decodes: dict[PoolConfig, DecodeTimes] = field(default_factory=dict)
     _built: dict[tuple[Setting, PoolConfig], BuiltPool] = field(default_factory=dict)
     _transfers: dict[tuple[object, ...], PairTransfer] = field(default_factory=dict)
+    _layouts: LoadedLayouts = field(default_factory=dict)
     _checkpoints: dict[str, float] = field(default_factory=dict)  # bytes by weight format
+
+    def __post_init__(self) -> None:
+        """Make the judge of formats."""
+        self.judge = FormatJudge(self.scenario)
 
     def add(self, setting: Setting, config: PoolConfig) -> None:
         """Build a configuration and time its steps; remember why where it cannot be."""
@@ -132,6 +147,9 @@ class Space:
             )
 
     def _option(self, setting: Setting, config: PoolConfig) -> PoolOption:
+        costs = self.judge.refusal(config.weights, config.kv)
+        if costs is not None:
+            raise InfeasibleError(costs)
         self._check_weights(config)
         pool, one = self._pool(setting, config)
         fitted, spec = pool.memory, pool.spec
@@ -147,7 +165,7 @@ class Space:
                 f"({fitted.longest_request_tokens:,} do)"
             )
         held = max(1, round(self.workload.held_tokens))
-        running = min(max_concurrency(fitted, held), spec.max_running_requests)
+        running = min(requests_held(fitted, held), spec.max_running_requests)
         of_model = kv_bytes_per_token(pool.model, ParallelLayout(), spec.kv_format)
         computes, decodes = config.role != "decode", config.role != "prefill"
         return PoolOption(
@@ -160,6 +178,7 @@ class Space:
             prompt=self._prompt_times(one, config, pool) if computes else None,
             decode=self._decode_times(one, config, pool) if decodes else None,
             host_tokens=int(setting.host_cache_bytes / of_model) if computes else 0,
+            decode_ranks=spec.layout.attention_dp,
         )
 
     def _pool(self, setting: Setting, config: PoolConfig) -> tuple[BuiltPool, Scenario]:
@@ -173,7 +192,7 @@ class Space:
         pools = PoolsSection(**{config.role: config.section(base, 1)})
         one = self.scenario.model_copy(update={"engine": engine, "pools": pools})
         if (setting, config) not in self._built:
-            self._built[setting, config] = built_pools(one)[config.role]
+            self._built[setting, config] = built_pools(one, self._layouts)[config.role]
         return self._built[setting, config], one
 
     def built(self, setting: Setting, config: PoolConfig) -> BuiltPool:
@@ -186,6 +205,11 @@ class Space:
         if key not in self._executors:
             self._executors[key] = times_of(one, {config.role: pool})[config.role].executor
         return self._executors[key]
+
+    def times(self, setting: Setting, config: PoolConfig, step: Step) -> list[OperatorTime]:
+        """Return every operator of one step of a configuration that was added."""
+        pool, one = self._pool(setting, config)
+        return self._executor(one, config, pool).times(step)
 
     def _prompt_times(self, one: Scenario, config: PoolConfig, pool: BuiltPool) -> PromptTimes:
         engine, layout = one.engine_spec(), pool.spec.layout
@@ -215,43 +239,12 @@ class Space:
         """Return how the KV of a prompt gets from one configuration to the other."""
         key = tuple((one.gpu, replace(one.layout, ep=1), one.kv) for one in (first, second))
         if key not in self._transfers:
-            self._transfers[key] = self._transfer(setting, first, second)
+            ends = self.built(setting, first), self.built(setting, second)
+            self._transfers[key] = pair_transfer(self.scenario, self.workload, *ends)
         if not self.scenario.sends_early():
             return self._transfers[key]
         chunk_tokens = self.built(setting, first).spec.chunk_tokens
         return replace(self._transfers[key], tail_tokens=chunk_tokens)
-
-    def _transfer(self, setting: Setting, first: PoolConfig, second: PoolConfig) -> PairTransfer:
-        sender, receiver = self.built(setting, first), self.built(setting, second)
-        terms = _terms(self.scenario, sender.gpu, receiver.gpu)
-        handoff = handoff_of(terms, _end(sender), _end(receiver))
-        tokens = max(1, round(self.workload.mean_input_tokens))
-        link = terms.link
-        rates = [link.bandwidth_bytes_per_s]
-        if link.receiver_bandwidth_bytes_per_s is not None:
-            rates.append(link.receiver_bandwidth_bytes_per_s / handoff.receiver_share)
-        convert_s = handoff.sender_convert_s(tokens) + handoff.receiver_convert_s(tokens)
-        return PairTransfer(
-            bytes_per_token=handoff.wire_bytes(tokens) / tokens,
-            bandwidth_bytes_per_s=min(rates),
-            fixed_s=link.setup_s,
-            convert_s_per_token=convert_s / tokens,
-            tail_tokens=None,
-        )
-
-
-def _terms(scenario: Scenario, sender: GpuSpec, receiver: GpuSpec) -> Terms:
-    return Terms(
-        scenario.link.spec(sender, receiver),
-        scenario.engine_spec().name,
-        scenario.sends_early(),
-        scenario.link.convert == "sender",
-    )
-
-
-def _end(pool: BuiltPool) -> End:
-    spec = pool.spec
-    return End(pool.model, spec.layout, spec.kv_format, pool.gpu, spec.integrity, spec.page_tokens)
 
 
 # --- what is tried ------------------------------------------------------------------------------

@@ -5,7 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 
 from tonnage.plan_margins import Margin
+from tonnage.plan_quality import PREFIX as QUALITY
 from tonnage.plan_ranks import Ranks
+from tonnage.plan_what_if_table import print_what_if
 from tonnage.planner import PlanReport
 from tonnage.sim.planning.fleet_plan import Estimate, FleetPlan
 from tonnage.terminal import new_table
@@ -31,6 +33,8 @@ def print_plan(console: Console, report: PlanReport) -> None:
     _print_margins(console, report.margins)
     _print_front(console, report)
     _print_rejected(console, report)
+    if report.what_if is not None:
+        print_what_if(console, report.what_if)
     if report.ranks is not None:
         _print_ranks(console, report.ranks)
     provenance = report.best.provenance
@@ -90,6 +94,9 @@ def _print_answer(console: Console, title: str, plan: FleetPlan) -> None:
         f"{_text(figures.output_tokens_per_s_per_user)} for a user; "
         f"router {plan.router.policy}; what stops a cheaper fleet: {plan.binds}"
     )
+    for text in plan.provenance.assumptions:
+        if text.startswith(QUALITY):
+            console.print(f"  {text}")
     for need in plan.needs:
         console.print(f"  needs {need}; stock {plan.engine} does not have it")
 

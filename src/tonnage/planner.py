@@ -27,6 +27,7 @@ from tonnage.plan_reasons import (
 from tonnage.plan_runs import planned_load, session_users
 from tonnage.plan_search import Search, Told, Trial, screened_tables
 from tonnage.plan_space import Space, plan_gpus
+from tonnage.plan_what_if import WhatIf, what_if
 from tonnage.scenarios.prices import gpu_hour_usd
 from tonnage.scenarios.schema import Scenario
 from tonnage.sim.domain import InfeasibleError
@@ -62,6 +63,7 @@ class PlanReport:
     files: dict[str, dict[str, Any]]  # scenario data of the answers, as `simulate` reads it
     margins: tuple[Margin, ...] = ()
     ranks: Ranks | None = None
+    what_if: WhatIf | None = None
 
     @property
     def price_gap_usd_per_hour(self) -> float | None:
@@ -85,7 +87,8 @@ class PlanReport:
             "candidates": self.candidates,
             "configurations": self.configurations,
         }
-        return found if self.ranks is None else {**found, "ranks": asdict(self.ranks)}
+        asked = {"ranks": self.ranks, "what_if": self.what_if}
+        return found | {name: asdict(one) for name, one in asked.items() if one is not None}
 
 
 def plan(
@@ -94,14 +97,16 @@ def plan(
     workers: int | None = None,
     rank: int = 0,
     compare: bool = False,
+    what_ifs: bool = False,
     progress: Told | None = None,
 ) -> PlanReport:
     """Return the cheapest fleet that meets the objectives; the same seed gives the same plan.
 
     `workers`: processes that simulate, by default two; 1 is this one. `rank`: so many of the best
     screened fleets are simulated to see how well the screening orders them. `compare`: so are the
-    cheapest fleets with another format in one pool, for the margins. Raises BadInputError
-    without objectives or prices, NoFleetError where nothing within the limits meets them.
+    cheapest fleets with another format in one pool, for the margins. `what_ifs`: instances and
+    regions down, growth, and what the cost hangs on. Raises BadInputError without objectives or
+    prices, NoFleetError where nothing within the limits meets them.
     """
     told: Told = progress or (lambda _text, _share: None)
     check_plannable(scenario)
@@ -115,6 +120,7 @@ def plan(
             load,
             point=replace(load.point, concurrency=users, rate_per_s=None),
             think_s=workload.think_s,
+            session_rate_per_s=load.point.rate_per_s,
         )
         workload = replace(workload, users=users)
     space = Space(scenario, workload.sampled(_SAMPLE, scenario.seed))
@@ -126,7 +132,8 @@ def plan(
             raise _infeasible(search)
         ranked = ranks(search, rank) if rank else None
         found = tuple(margins(search, simulate=compare))
-    return _report(search, found, ranked)
+        asked = what_if(search) if what_ifs else None
+    return replace(_report(search, found, ranked), what_if=asked)
 
 
 @contextmanager

@@ -41,9 +41,7 @@ class BuiltPool:
     memory: PoolMemory
 
 
-def built_pools(
-    scenario: Scenario, layouts: LoadedLayouts | None = None
-) -> dict[Role, BuiltPool]:
+def built_pools(scenario: Scenario, layouts: LoadedLayouts | None = None) -> dict[Role, BuiltPool]:
     """Build every pool; raises BadInputError for a layout the model cannot have.
 
     Raises InfeasibleError for what does not fit; `layouts` as in `pool_memory`.

@@ -219,3 +219,26 @@ def test_the_order_is_price_then_tokens_then_margin() -> None:
     assert usd.tolist() == sorted(usd.tolist())
     same = [row for row in order if found.fleets.usd_per_hour[row] == 6.0]
     assert found.worst[same].tolist() == sorted(found.worst[same].tolist())
+
+
+def test_who_goes_where_its_prefix_lies_waits_there() -> None:
+    """Two instances behind a router that returns are two M/D/1; behind another they help out."""
+    one = Offer(load(4.0), (option("serve"),), (), ROUTERS, ())
+    fleets = colocated(one.firsts, [(2,)], 2, 64)
+    helped, returned = screen(one, fleets, (TTFT, TPOT)).ttft_s
+    alone = together(load(2.0)).ttft_s[0]
+    assert returned == pytest.approx(alone)
+    assert helped < returned
+
+
+def test_a_prompt_waits_for_memory_too() -> None:
+    """The same prefill, less and less KV where it decodes: the first token comes later."""
+    one = offer(load(2.0))
+    reached = []
+    for concurrency in (500.0, 8.0, 5.0):
+        pools = replace(one, seconds=(replace(option("decode"), concurrency=concurrency),))
+        fleets = disaggregated(pools.firsts, [(1,)], pools.seconds, [(1,)], 1, 64)
+        found = screen(pools, fleets, (TTFT, TPOT))
+        assert found.saturated[0] == 0
+        reached.append(float(found.ratios[0, 0]))
+    assert reached[0] < reached[1] < reached[2]

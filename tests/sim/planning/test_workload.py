@@ -109,3 +109,19 @@ def test_two_users_of_one_session_share_its_prefix_alone() -> None:
     ]
     assert shared  # some prefix is common
     assert max(shared) < 1 << 40  # and nothing but prefixes is
+
+
+def test_a_sample_keeps_answers_and_contexts_whole() -> None:
+    """A few requests stand for all prompts; what decodes is known of all, long answers included."""
+    rng = np.random.default_rng(0)
+    outputs = np.round(np.exp(rng.normal(5.0, 1.5, 5000)))
+    inputs = np.round(rng.uniform(100, 5000, 5000))
+    whole = Workload(inputs, np.zeros(5000), outputs, np.full(5000, np.inf), rate_per_s=1.0)
+    part = whole.sampled(64, 0)
+    assert len(part.input_tokens) <= 64
+    for name in ("mean_output_tokens", "decode_steps", "held_tokens", "decode_context_tokens"):
+        assert getattr(part, name) == getattr(whole, name)
+    assert part.longest_tokens == whole.longest_tokens
+    assert part.all is whole
+    # The sample alone would miss it, which is why it is not asked.
+    assert abs(part.mean(part.output_tokens) / whole.mean_output_tokens - 1) > 0.05

@@ -10,7 +10,7 @@ setup: $(VENV)/.done
 
 $(VENV)/.done: pyproject.toml constraints.txt
 	test -x $(BIN)/python || python3 -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,import,kernels]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dashboard,dev,import,kernels]'
 	touch $@
 
 demo: setup

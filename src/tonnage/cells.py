@@ -15,7 +15,7 @@ from tonnage.sim.domain import FloatArray, Step
 from tonnage.sim.engine.fleet import Deployment, PoolPlan
 from tonnage.sim.engine.instance import Executor
 
-USERS_LEAST = 256  # of a cell: queues of fewer are not those of the whole
+USERS_LEAST = 128  # of a cell: queues of fewer are not those of the whole
 
 
 @dataclass(frozen=True, slots=True)

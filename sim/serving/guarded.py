@@ -12,7 +12,7 @@ from typing import Any
 from tonnage.sim.domain import Coverage
 from tonnage.sim.serving.decode import DecodeScheduler
 from tonnage.sim.serving.identified import IdentifiedCache, IdentifiedPool
-from tonnage.sim.serving.physical import Held
+from tonnage.sim.serving.physical import Entry, Held
 from tonnage.sim.serving.plan import Plan
 from tonnage.sim.serving.prompts import Chunk
 from tonnage.sim.serving.scheduler import PrefillScheduler, Resources, ServeScheduler
@@ -179,17 +179,17 @@ class Guarded(ServeScheduler):
     def _without_readers_of_unwritten(self, chunks: list[Chunk]) -> list[Chunk]:
         """Abort who shares, in this very step, blocks that were to be written and were not."""
         pages = self.watch.pages
-        empty: set[int] = set()
+        empty: set[Entry] = set(self.watch.not_loaded)
         for chunk in self._chunks:
             if chunk in chunks:
                 continue
             first = chunk.past_tokens // self.watch.page_tokens
-            empty.update(entry.page for entry in pages.hold(chunk.sequence).ledger[first:])
+            empty.update(pages.hold(chunk.sequence).ledger[first:])
         staying = []
         for chunk in chunks:
             held = pages.hold(chunk.sequence)
             past = held.ledger[: self.watch.pages_of(chunk.past_tokens)]
-            if chunk.past_tokens and empty.intersection(entry.page for entry in past):
+            if chunk.past_tokens and not empty.isdisjoint(past):
                 pages.touch(held.id)
                 self._condemn(held, "integrity: a block that it shares could not be written")
             else:

@@ -204,7 +204,9 @@ class IdentifiedCache(_Identified, PrefixCache):
         super()._load(sequence, held, found)
         mine = self.watch.pages.hold(sequence)
         positions = range(len(mine.ledger) - found.loaded_pages, len(mine.ledger))
-        if not self.watch.refused(mine, positions, Coverage.TIER):
+        if self.watch.refused(mine, positions, Coverage.TIER):
+            self.watch.not_loaded.update(mine.ledger[position] for position in positions)
+        else:
             self.watch.write_own(mine, positions)
         self.watch.fresh.append((mine, positions))
 

@@ -97,6 +97,7 @@ class Watch:
         self.faults: list[Fault] = []
         self.violation: str | None = None  # found by a canary, to be acted upon
         self.fresh: list[tuple[Held, range]] = []  # read for the first time after they came
+        self.not_loaded: set[Entry] = set()  # in this step: refused
         # Transfers, and where: in which layer, after which share of its pages.
         self.corrupts_next: list[tuple[Injection, int, float]] = []
         self.page_tokens = page_tokens
@@ -313,6 +314,7 @@ class Watch:
                 self.pages.content[page] = written._replace(flaw=None, cause=None)
         self._transient.clear()
         self.fresh.clear()
+        self.not_loaded.clear()
 
     @property
     def hazard(self) -> bool:

@@ -14,8 +14,6 @@ __all__ = [
     "quality",
     "simulate",
     "sweep",
-    "validate_kv",
-    "validate_latency",
 ]
 
 
@@ -45,14 +43,6 @@ def __getattr__(name: str) -> Any:
         from tonnage.quality_report import quality
 
         return quality
-    if name == "validate_kv":
-        from tonnage.validate_kv import validate_kv
-
-        return validate_kv
-    if name == "validate_latency":
-        from tonnage.validate_latency import validate_latency
-
-        return validate_latency
     if name == "load_scenario":
         from tonnage.scenarios.load import load_scenario
 

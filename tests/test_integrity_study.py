@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tests.sim.engine.harness import colocated, disaggregated
 from tonnage.injection import injection_study, light_deployment, random_requests
 from tonnage.integrity_study import CHECKS, StudyTask, lengths_of
+from tonnage.pools import built_pools, deployment_of, times_of
 from tonnage.scenarios.load import load_scenario, load_variants
 from tonnage.sim.domain import IntegritySpec
 from tonnage.sim.serving.data_faults import FaultClass
@@ -213,3 +214,15 @@ def test_the_document_has_ten_thousand_of_every_class_and_its_statements_hold() 
         for check in ("decode-tags", "overlapped", "canary", "checksum"):
             assert found[check, str(kind)]["row"]["injected"] >= 2000
     assert list(matrix.deviations(found)) == []
+
+
+def test_a_resident_batch_that_a_stop_has_emptied_goes_on() -> None:
+    """The users of those that were lost send at once, while the idle instance is still planning."""
+    scenario = load_scenario("kimi-k2.6-h200", ["model=llama-3.1-8b", "pools.decode.tp=1"])
+    pools = built_pools(scenario)
+    deployment = deployment_of(scenario, pools, times_of(scenario, pools))
+    light = light_deployment(deployment, IntegritySpec("canary"))
+    row = injection_study(light, FaultClass.STALE_PAGE_TABLE, 30, layers=4)
+    assert row is not None
+    assert row.injected == 30
+    assert row.stops > 0

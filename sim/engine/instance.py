@@ -192,6 +192,8 @@ class Instance:
         while True:
             plan = self._next_plan(0)
             if plan.step is None:
+                if plan.failed or plan.dropped:
+                    continue  # their users may have sent the next ones, which nobody woke us for
                 yield self._wait()
                 if self._crashes != life:  # woken at the very instant of the crash
                     return
@@ -301,7 +303,8 @@ class Instance:
             plan = self._next_plan(number)
             if plan.step is None:
                 pipeline.first_stage.release(place)
-                yield self._wait()
+                if not (plan.failed or plan.dropped):
+                    yield self._wait()
                 continue
             pass_s = float(self._with_loads(plan, self._executor.run(plan.step, 1))[0])
             leaves_first_s, ends_s = pipeline.enter(pass_s)

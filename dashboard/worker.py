@@ -55,7 +55,7 @@ def _receive(tasks: IO[bytes], waiting: queue.SimpleQueue[Any]) -> None:
 def _warm_up() -> None:
     """Import what runs need before somebody waits for it."""
     import tonnage.api
-    import tonnage.planner  # noqa: F401
+    import tonnage.planner  # noqa: F401 - to be there, not to be used
 
 
 def _limit_memory() -> None:

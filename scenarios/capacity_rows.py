@@ -6,7 +6,6 @@ printed them, so that prediction and log can stand side by side. An empty cell i
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from tonnage.scenarios.capacity_names import (
     weights_of,
 )
 from tonnage.scenarios.catalogue import load_gpu, load_model
+from tonnage.scenarios.csv_lines import csv_lines
 from tonnage.scenarios.schema import ENGINE_VERSIONS
 from tonnage.sim.domain import (
     BadInputError,
@@ -143,24 +143,13 @@ def read_capacity_table(
 
 
 def _rows(path: Path, models_folder: Path | None) -> Iterator[CapacityRow | UnknownRow]:
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, strict=True)
-            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-            if missing:
-                raise BadInputError(f"{path}: missing columns: {', '.join(missing)}")
-            for fields in reader:
-                cells = _Cells(fields, f"{path}: line {reader.line_num}")
-                try:
-                    yield _row(cells, models_folder)
-                except BadInputError as error:
-                    if str(error).startswith(cells.where):
-                        raise
-                    raise BadInputError(f"{cells.where}: {error}") from error
-    except OSError as error:
-        raise BadInputError(f"{path}: cannot be read: {error.strerror}") from error
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise BadInputError(f"{path}: not a CSV file in UTF-8: {error}") from error
+    for line in csv_lines(path, COLUMNS):
+        try:
+            yield _row(_Cells(*line), models_folder)
+        except BadInputError as error:
+            if str(error).startswith(line.where):
+                raise
+            raise BadInputError(f"{line.where}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ is not stated.
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
+from tonnage.scenarios.csv_lines import csv_lines
 from tonnage.scenarios.serving_layouts import StatedLayout
 from tonnage.sim.domain import BadInputError
 
@@ -77,22 +77,7 @@ class ServingRow:
 
 def read_serving_rows(path: Path) -> list[ServingRow]:
     """Return the rows of a table; BadInputError names the file, and the line and the column."""
-    return list(_rows(path))
-
-
-def _rows(path: Path) -> Iterator[ServingRow]:
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, strict=True)
-            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-            if missing:
-                raise BadInputError(f"{path}: missing columns: {', '.join(missing)}")
-            for fields in reader:
-                yield _Cells(fields, f"{path}: line {reader.line_num}").row()
-    except OSError as error:
-        raise BadInputError(f"{path}: cannot be read: {error.strerror}") from error
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise BadInputError(f"{path}: not a CSV file in UTF-8: {error}") from error
+    return [_Cells(*line).row() for line in csv_lines(path, COLUMNS)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import streamlit as st
 
@@ -59,8 +60,9 @@ def _variants(scenario: Scenario) -> dict[str, RunView]:
         view = parts.result_of(
             f"Run variant: {name}",
             key,
-            lambda key=key, one=one: state.runs().submit(  # type: ignore[misc]
-                state.session(), key, simulated, variant_text(one), state.folder()
+            partial(
+                state.runs().submit,
+                *(state.session(), key, simulated, variant_text(one), state.folder()),
             ),
             empty=f"Variant {name} has not run yet.",
         )

@@ -23,7 +23,7 @@ class EngineTerms:
     - `step_s`, `sequence_s`: the host's time in each step, and for each sequence in it.
     - `launch_s`: a kernel's launch outside a graph; a step that is not captured takes the host so
       much per kernel at least, however few tokens it has.
-    - `request_s`, `prompt_token_s`: before a prompt is queued (HTTP, tokeniser), and per token.
+    - `request_s`: before a prompt is queued (HTTP, tokeniser).
     - `request_steps`: decode steps that pass before the scheduler looks at a new request, on
       average (SGLang's `--scheduler-recv-interval`), and before a first token is streamed.
     """
@@ -33,17 +33,15 @@ class EngineTerms:
     sequence_s: float = 0.0
     launch_s: float = 0.0
     request_s: float = 0.0
-    prompt_token_s: float = 0.0
     request_steps: float = 0.0
 
     def factor(self, family: str) -> float:
         """Return what the kernels' time of an operator family is multiplied by."""
         return self.factors.get(family, 1.0)
 
-    def request_delay_s(self, prompt_tokens: float, step_s: float) -> float:
+    def request_delay_s(self, step_s: float) -> float:
         """Return the seconds that a request waits outside the scheduler before its first token."""
-        steps_s = self.request_steps * step_s
-        return self.request_s + self.prompt_token_s * prompt_tokens + steps_s
+        return self.request_s + self.request_steps * step_s
 
 
 KERNELS_ALONE = EngineTerms()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from tonnage.plan_fleets import (
     Fleet,
@@ -13,9 +14,17 @@ from tonnage.plan_fleets import (
     stock_lacks,
 )
 from tonnage.plan_runs import PlannedLoad, RunFigures, simulate_fleet
-from tonnage.plan_space import Setting, Space, configs_of, routers_of, settings_of
+from tonnage.plan_space import (
+    PoolConfig,
+    Setting,
+    Space,
+    configs_of,
+    routers_of,
+    settings_of,
+)
 from tonnage.scenarios.load import changed
 from tonnage.scenarios.schema import Scenario
+from tonnage.scenarios.schema_pools import Role
 from tonnage.sim.domain import Objective
 from tonnage.sim.planning.candidates import (
     NO_POOL,
@@ -41,6 +50,11 @@ _WORTH_MORE_RUNS = 0.9  # of a limit: a mean below it may pass by further runs
 _LEARNT_AFTER = 4  # failures, before the screening is corrected by what was simulated
 
 
+def config_of(option: PoolOption) -> PoolConfig:
+    """Return what an option stands for; the screening knows it as a name and no more."""
+    return cast(PoolConfig, option.config)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
     """Screened fleets of one shape and setting."""
@@ -59,8 +73,8 @@ class Table:
         if fleets.second[row] != NO_POOL:
             second = self.seconds[int(fleets.second[row])]
             pools.append((second, int(fleets.second_instances[row])))
-        named = tuple((option.config, count) for option, count in pools)
-        return Fleet(named, self.routers[int(fleets.router[row])].name, self.setting)  # type: ignore[arg-type]
+        named = tuple((config_of(option), count) for option, count in pools)
+        return Fleet(named, self.routers[int(fleets.router[row])].name, self.setting)
 
     def usd_per_hour(self, row: int) -> float:
         """Return the price of one of them."""
@@ -72,14 +86,15 @@ def screened_tables(space: Space, scenario: Scenario, told: Told) -> list[Table]
     plan, objectives = scenario.plan, scenario.objectives()
     tables = []
     for setting in settings_of(scenario):
+        every: tuple[Role, ...] = ("prefill", "decode", "serve")
         roles = [
             role
-            for role in ("prefill", "decode", "serve")
+            for role in every
             if ("colocated" if role == "serve" else "disaggregated") in plan.shapes
         ]
         for index, role in enumerate(roles):
             told(f"configurations of {role}", index / len(roles))
-            for config in configs_of(scenario, role):  # type: ignore[arg-type]
+            for config in configs_of(scenario, role):
                 space.add(setting, config)
         told("screening", 0.0)
         for shape in plan.shapes:
@@ -116,7 +131,7 @@ def _table(
     if not len(fleets):
         return []
     transfers = [
-        [space.transfer(setting, one.config, other.config) for other in seconds]  # type: ignore[arg-type]
+        [space.transfer(setting, config_of(one), config_of(other)) for other in seconds]
         for one in firsts
     ]
     offer = Offer(workload, firsts, seconds, routers, transfers)
@@ -325,8 +340,8 @@ class Search:
             return 5.0
         pair = self.space.transfer(
             table.setting,
-            table.firsts[int(fleets.first[row])].config,  # type: ignore[arg-type]
-            table.seconds[int(fleets.second[row])].config,  # type: ignore[arg-type]
+            config_of(table.firsts[int(fleets.first[row])]),
+            config_of(table.seconds[int(fleets.second[row])]),
         )
         per_token_s = pair.bytes_per_token / pair.bandwidth_bytes_per_s + pair.convert_s_per_token
         senders = min(fleets.first_instances[row], fleets.second_instances[row])

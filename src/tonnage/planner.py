@@ -157,7 +157,7 @@ def _executor(count: int | None) -> Iterator[Any]:
 
 def _import_all() -> None:
     """Load in a worker what it will need, while the parent screens."""
-    import tonnage.plan_runs  # noqa: F401
+    import tonnage.plan_runs  # noqa: F401 - to be there, not to be used
 
 
 def _report(search: Search, found: tuple[Margin, ...], ranked: Ranks | None) -> PlanReport:

@@ -148,7 +148,7 @@ def _rows(values: torch.Tensor) -> torch.Tensor:
 
 def _require_torch() -> None:
     try:
-        import torch  # noqa: F401
+        import torch  # noqa: F401 - only whether it is there
     except ModuleNotFoundError as error:
         mend = "install it with: pip install 'tonnage[tensors]'"
         raise BadInputError(f"quality: numeric errors need torch; {mend}") from error

@@ -112,8 +112,7 @@ def predict(run: Run) -> Predicted | str:
     fitted = terms_for(run.setup.engine, load_gpu(run.setup.gpu), load_model(run.setup.model))
     if fitted is None:
         return replace(found, ttft_s=found.ttft_s + waited_s)
-    prompt_tokens = run.input_tokens.mean()
-    delay_s = fitted.terms.request_delay_s(prompt_tokens, found.tpot_s)
+    delay_s = fitted.terms.request_delay_s(found.tpot_s)
     mode = "agg" if run.setup.pools[0].role == "serve" else "disagg"
     bounds = {name: fitted.intervals.get(f"{name}_{mode}") for name in FIGURES}
     return Predicted(found.ttft_s + waited_s + delay_s, found.tpot_s, bounds)

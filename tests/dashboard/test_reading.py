@@ -55,7 +55,7 @@ def test_a_bad_scenario_says_what_to_mend(text: str, message: str, tmp_path: Pat
         "gpu: sub/../../gpu.yaml",
         "traffic: {{kind: trace, path: {outside}/trace.csv}}",
         "traffic: {{input_tokens: {{kind: file, file: {outside}/lengths.csv}}}}",
-        "pools: {{serve: {{speculation: {{draft: /root/config.json}}}}}}",
+        "pools: {{serve: {{speculation: {{draft: /etc/config.json}}}}}}",
         "variants: {{a: {{model: /etc/passwd}}}}",
         "model: link/config.json",
     ],

@@ -57,7 +57,7 @@ def test_launches_and_requests_go_by_the_kind_of_attention() -> None:
 
 
 def test_terms_survive_the_file(tmp_path: Path) -> None:
-    terms = EngineTerms({"product.fp8": 1.25}, 1e-3, 2e-5, 1e-5, 0.03, 1e-6, 4.0)
+    terms = EngineTerms({"product.fp8": 1.25}, 1e-3, 2e-5, 1e-5, 0.03, 4.0)
     told = FittedTerms("vllm", "hopper", "mla", 12, terms, {"tpot_agg": (0.9, 1.1)})
     write_terms([told], "a test", tmp_path / "terms.json")
     data = json.loads((tmp_path / "terms.json").read_text())

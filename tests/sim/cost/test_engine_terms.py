@@ -74,5 +74,5 @@ def test_a_pass_outside_a_graph_lasts_as_long_as_its_launches(executor_with) -> 
 
 
 def test_a_request_waits_for_the_host_and_for_steps() -> None:
-    terms = EngineTerms(request_s=0.01, prompt_token_s=1e-6, request_steps=3.0)
-    assert terms.request_delay_s(2000, 0.02) == pytest.approx(0.01 + 0.002 + 0.06)
+    terms = EngineTerms(request_s=0.01, request_steps=3.0)
+    assert terms.request_delay_s(0.02) == pytest.approx(0.01 + 0.06)

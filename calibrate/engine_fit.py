@@ -22,8 +22,8 @@ Kind = tuple[str, str, str]  # and the kind of attention, which sets how prompts
 
 _ERROR = 0.10  # that a row is expected to be off by: what the shrinkage is weighed against
 _OUTLIER = 1.5
-# Of the logarithm of a factor around 0; 0.35 at first, narrowed when held-out rows of SGLang on H200
-# were thrown a third off by what other models had moved.
+# Of the logarithm of a factor around 0; 0.35 at first, narrowed when held-out rows of SGLang on
+# H200 were thrown a third off by what other models had moved.
 _FACTOR_SPREAD = 0.2
 _HOST_SPREAD = 1.2
 _PRIOR_STEP_S, _PRIOR_SEQUENCE_S = 0.2e-3, 5e-6  # guesses, with a wide spread
